@@ -133,7 +133,7 @@ def test_a_study(folder, key, dry):
 def test_a_verb_imports_what_it_names(folder):
     assert proxymetric("methods", "strange:method").code == 0
     assert was_imported(folder)
-    refused(proxymetric("plan", "--method", "strange:methd", "--classes", 10), "did you mean 'method'?")
+    refused(proxymetric("methods", "strange:methd", "--plan", 10), "did you mean 'method'?")
     assert was_imported(folder)
 
 

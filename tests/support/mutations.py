@@ -120,7 +120,8 @@ LINES: dict[str, Words] = {
     "train a recipe": ["train", "--recipe", "recipe.toml", "--out", "out/run", "--no-report"],
     "resume": ["train", "--out", "run", "--resume", "--epochs", "2", "--no-report"],
     "mlrc": ["train", "--protocol", "mlrc", "--data", "table.csv", "--out", "out/folds", "--folds", "2", "--dim", "8",
-             "--backbone", "small", "--epochs", "1", "--size", "16", "--device", "cpu", "--set", "data.workers=0", "--set", "view.resize=16"],
+             "--backbone", "small", "--epochs", "1", "--size", "16", "--device", "cpu", "--set", "data.workers=0",
+             "--set", "view.resize=16"],
     "evaluate": ["evaluate", "run", "--metrics", "R@1,MAP@R", "--no-report"],
     "evaluate a CSV": ["evaluate", "run", "--data", "table.csv", "--differs", "camera", "--no-report"],
     "evaluate against": ["evaluate", "run", "--data", "photos", "--against", "slim.safetensors", "--no-report"],
@@ -147,7 +148,7 @@ LINES: dict[str, Words] = {
     "tables": ["study", "study.toml", "--out", "out/study", "--tables", "out/tables"],
     "collect": ["study", "study.toml", "--collect", "run", "--results", "out/results"],
     "methods": ["methods", "proxy-anchor"],
-    "plan": ["plan", "--classes", "1M", "--dim", "512", "--batch", "4096", "--devices", "8", "--json"],
+    "plan": ["methods", "--plan", "1M", "--dim", "512", "--batch", "4096", "--devices", "8", "--json"],
 }  # fmt: skip
 """a valid line of every verb; paths are those of `write_inputs`"""
 PATHS = ("photos", "run", "index", "hub", "table.csv", "cameras.csv", "recipe.toml", "study.toml",

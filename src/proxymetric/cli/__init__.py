@@ -17,7 +17,6 @@ from proxymetric.cli import (
     evaluating,
     identifying,
     inspecting,
-    planning,
     searching,
     serving,
     studying,
@@ -46,10 +45,9 @@ VERBS = (
     studying.study,
     trained.export,
     catalogue.methods,
-    planning.plan,
 )
 """the verbs, in the order of `proxymetric --help`"""
-FOR_SEVERAL_PROCESSES = (training.train, evaluating.evaluate, planning.plan)
+FOR_SEVERAL_PROCESSES = (training.train, evaluating.evaluate, catalogue.methods)
 """the verbs that may run under torchrun"""
 app.registered_commands.sort(key=lambda verb: VERBS.index(verb.callback))
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from proxymetric.arguments.own_code import trusting
 from proxymetric.system.faults import said_once
@@ -24,6 +25,56 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 NUMBERS = {"int": "a whole number, in the digits 0 to 9", "float": "a number, such as 0.1"}
 """how typer's types of errors begin -> what is expected"""
 EXTRA_WORD = re.compile(r"Got unexpected extra argument\S* \((\S+)\)")
+
+
+NO_HELP = {"help": False}
+"""the value of an absent --help: without one, typer 0.29 imports pydantic to convert it"""
+Defaults = Callable[[], dict[str, Any]]
+"""what the options of a verb are if they are not typed, by name; called when the help is shown"""
+
+
+class Verb(TyperCommand):
+    """A verb whose help shows the default of every option that takes a value."""
+
+    defaults: Defaults = dict
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        for parameter in self.params:
+            if not parameter.required and parameter.callback is None:
+                parameter.process_value = _if_typed(parameter.process_value)  # type: ignore[assignment]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options with their defaults."""
+        known = {"device": "auto"} | self.defaults()
+        for option in self.params:
+            if isinstance(option, TyperOption) and not option.required and not option.is_eager and not option.multiple:
+                _show_default(option, known.get(str(option.name), option.default))
+        super().format_options(ctx, formatter)
+
+
+def _if_typed(process: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Convert a value only if there is one: typer 0.29 imports pydantic, which takes 0.1 s, also to convert None."""
+    return lambda ctx, value: None if value is None else process(ctx, value)
+
+
+def _show_default(option: TyperOption, value: Any) -> None:
+    """Let the help of an option end with its default, unless its help says what that is in words."""
+    if "Default:" in (option.help or "") or (option.is_flag and not option.secondary_opts):
+        return  # a switch is off
+    if isinstance(value, list | tuple):
+        value = ",".join(map(str, value))
+    option.default = "none" if value in (None, "") else value
+    option.show_default = True
+
+
+class Program(typer.Typer):
+    """The program, whose verbs are `Verb`s."""
+
+    def command(self, name: str | None = None, *, defaults: Defaults = dict, **options: Any) -> Any:
+        """Add a verb, as in typer; `defaults` are shown in its help where the signature has none."""
+        verb = type("Verb", (Verb,), {"defaults": staticmethod(defaults)})
+        return super().command(name, cls=verb, context_settings={"default_map": NO_HELP}, **options)
 
 
 class Verbs(TyperGroup):
@@ -65,7 +116,7 @@ def _show_once(error: Any) -> None:
     error.show = show_once
 
 
-app = typer.Typer(
+app = Program(
     name="proxymetric",
     cls=Verbs,
     help="Train an image embedding on labelled images, and use it to find similar images, also of new classes.",
@@ -82,8 +133,7 @@ app = typer.Typer(
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 110,
-        # Without a value, typer 0.29 imports pydantic to convert the absent --help before every verb.
-        "default_map": {"help": False},
+        "default_map": NO_HELP,
     },
 )
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from proxymetric.cli.catalogue import complete_method
 from proxymetric.cli.root import Data, Device, TrustCode, app, example
 from proxymetric.cli.serving import serve_demo
+from proxymetric.runs.protocol import FOLD_DIM, MLRC
 from proxymetric.system.text import visible
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ Method = Annotated[
     typer.Option(
         "--method",
         "-m",
+        autocompletion=complete_method,
         help="Name of the method; `proxymetric methods` lists them. auto tries some on your images and takes the best; "
         "whitening and lda compute the head in seconds; module:function is one of your own.",
     ),
@@ -51,8 +54,6 @@ Settings = Annotated[
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")]
 DEMO_RECIPE = "glyphs/demo"
-MLRC = "mlrc"
-"""the protocol that trains several models"""
 
 
 @app.command(
@@ -109,7 +110,14 @@ def _check_demo(out: Path) -> None:
         raise ValueError(f"out: got {out}, which holds a run that is not a demo; expected another folder with --out")
 
 
+def _defaults() -> dict[str, Any]:
+    from proxymetric.runs.flags import defaults
+
+    return defaults()
+
+
 @app.command(
+    defaults=_defaults,
     short_help="Train on labelled images and score classes never trained on.",
     epilog=example(
         "proxymetric train --data PHOTOS --backbone resnet50 --method proxy-anchor",
@@ -137,7 +145,9 @@ def train(
     epochs: Epochs = None,
     batch: Annotated[int | None, typer.Option(help="Images in a forward pass.")] = None,
     size: Size = None,
-    dim: Annotated[int | None, typer.Option(help="Dimensions of the embedding.")] = None,
+    dim: Annotated[
+        int | None, typer.Option(help=f"Dimensions of the embedding; {FOLD_DIM} with --protocol {MLRC}.")
+    ] = None,
     nested: Annotated[
         str | None,
         typer.Option(
@@ -200,12 +210,12 @@ def train(
 
     # --tuning becomes the first setting, so that --set wins over it.
     arguments["settings"] = [*([] if tuning is None else [f"encoder.tuning={tuning}"]), *(settings or ())]
-    del arguments["tuning"], arguments["folds"]
+    del arguments["tuning"]
     terminal = Terminal()
     if protocol == MLRC:
-        _train_folds(terminal, folds, arguments)
+        _train_folds(terminal, arguments)
         return
-    if folds is not None:
+    if arguments.pop("folds") is not None:
         raise ValueError(f"folds: got {folds} without --protocol {MLRC}, which trains a model for each fold")
     run = _train(terminal, **arguments)
     folder = shlex.quote(visible(run.folder))
@@ -238,18 +248,17 @@ def _train(terminal: Terminal, **arguments: Any) -> Run:
     return run
 
 
-def _train_folds(terminal: Terminal, folds: int | None, arguments: dict[str, Any]) -> None:
+def _train_folds(terminal: Terminal, arguments: dict[str, Any]) -> None:
     """Follow the protocol of "A Metric Learning Reality Check" and print its two scores."""
-    from proxymetric.runs.mlrc import DIM, FOLDS, mlrc
+    from proxymetric.runs.mlrc import mlrc
     from proxymetric.system.tables import score_table
 
     if arguments["out"] is None:
         raise ValueError(f"out: got none with --protocol {MLRC}, expected a folder for the runs of all folds")
-    folds, dim = FOLDS if folds is None else folds, arguments["dim"]
-    options = {key: value for key, value in arguments.items() if key != "protocol"}
+    typed = {key: value for key, value in arguments.items() if value is not None and key != "protocol"}
     with _until_stopped(terminal):
-        result = mlrc(**options | {"folds": folds, "dim": DIM if dim is None else dim}, watcher=terminal)
-    dim = result["dim"]  # --set encoder.dim wins over --dim
+        result = mlrc(**typed, watcher=terminal)
+    folds, dim = result["folds"], result["dim"]  # --set encoder.dim wins over --dim
     rows = {
         f"average of {folds} x {dim}-D": result["average"],
         f"concatenated, {folds * dim}-D": result["concatenated"],

@@ -17,34 +17,11 @@ from proxymetric.runs import recipe as recipes
 from proxymetric.runs import same_everywhere
 from proxymetric.runs.assemble import train_view
 from proxymetric.runs.auto_method import AUTO, without_auto
+from proxymetric.runs.flags import FLAGS
 from proxymetric.runs.session import Run, RunSession
 from proxymetric.system.files import printable
 from proxymetric.system.watcher import Silent, Watcher
 from proxymetric.training.process_group import ProcessGroup, restarts
-
-FLAGS = {
-    "data": "data.path",
-    "method": "method",
-    "backbone": "encoder.backbone",
-    "tuning": "encoder.tuning",
-    "weights": "encoder.weights",
-    "epochs": "train.epochs",
-    "batch": "train.batch",
-    "size": "view.size",
-    "transform": "view.transform",
-    "dim": "encoder.dim",
-    "nested": "loss.nested",
-    "lr": "train.lr",
-    "seed": "seed",
-    "cache": "data.cache",
-    "device": "train.device",
-    "frozen": "train.frozen",
-    "refit": "train.refit",
-    "start": "train.start",
-    "whiten": "train.whiten",
-    "protocol": "protocol",
-}
-"""arguments of `train` -> the keys of the recipe that they set"""
 
 
 def train(
