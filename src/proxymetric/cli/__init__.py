@@ -13,6 +13,7 @@ from typer.main import get_command_name
 from typer.models import CommandInfo
 
 from proxymetric.cli import (
+    caching,
     catalogue,
     evaluating,
     identifying,
@@ -43,8 +44,9 @@ VERBS = (
     trained.embed,
     trained.query,
     studying.study,
-    trained.export,
     catalogue.methods,
+    trained.export,
+    caching.cache,
 )
 """the verbs, in the order of `proxymetric --help`"""
 FOR_SEVERAL_PROCESSES = (training.train, evaluating.evaluate, catalogue.methods)

@@ -24,6 +24,13 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 """what typer raises for words that do not fit a verb"""
 NUMBERS = {"int": "a whole number, in the digits 0 to 9", "float": "a number, such as 0.1"}
 """how typer's types of errors begin -> what is expected"""
+RENAMED = {
+    "mlrc": "train --protocol mlrc", "report": "evaluate --redraw", "plan": "methods --plan",
+    "query": "search RUN IMAGE --in IMAGES", "identify": "search --identify", "add-class": "index add-class",
+    "remove": "index remove",
+}  # fmt: skip
+"""verbs of earlier versions -> how they are written now"""
+UNKNOWN_VERB = re.compile(r"No such command '(\S+)'\.")
 EXTRA_WORD = re.compile(r"Got unexpected extra argument\S* \((\S+)\)")
 
 
@@ -98,6 +105,8 @@ def _explain(error: Any) -> None:
         got, kind = wrong_values[0]["input"], str(wrong_values[0]["type"]).split("_")[0]
         expected = NUMBERS.get(kind)
         error.message = f"got {got!r}, expected {expected}" if expected else f"got {got!r}; {error.message}"
+    elif (match := UNKNOWN_VERB.match(str(error.message))) and match[1] in RENAMED:
+        error.message = f"got the verb {match[1]!r}, expected `proxymetric {RENAMED[match[1]]}`"
     elif (match := EXTRA_WORD.fullmatch(str(error.message))) and error.ctx is not None:
         takes_data = any(parameter.name == "data" for parameter in error.ctx.command.params)
         if takes_data and error.ctx.params.get("data") is None:
@@ -127,7 +136,6 @@ app = Program(
         "proxymetric train --help",
     ),
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={
