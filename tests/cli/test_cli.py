@@ -32,7 +32,7 @@ from terminal import Answer, bytes_of, proxymetric, refused, train
 
 VERBS = (
     "demo", "train", "evaluate", "inspect", "index", "search", "identify", "add-class", "remove", "serve", "embed",
-    "query", "export", "mlrc", "study", "report", "methods", "plan",
+    "query", "study", "methods", "export", "cache",
 )  # fmt: skip
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x9b]")
 

@@ -117,5 +117,9 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Print a warning as a sentence, without the line of code that Python adds."""
+    """Print a warning as a sentence, without the line of code that Python adds; --quiet leaves it out."""
+    from proxymetric.system.terminal import volume
+
+    if volume().quiet:
+        return
     _say(f"warning: {visible(str(message), keep=chr(10))}", each_start=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Annotated
 
@@ -29,14 +28,14 @@ def cache(
     from proxymetric.system.tables import TextTable
     from proxymetric.system.terminal import Terminal
 
+    terminal = Terminal()
     folder, freed = default_folder(), clear_features() if clear else 0
     features = stored_features()
     total = sum(each.bytes for each in features)
     if as_json:
         rows = [each._asdict() | {"folder": str(each.folder)} for each in features]
-        typer.echo(json.dumps({"folder": str(folder), "bytes": total, "freed": freed, "features": rows}, indent=1))
+        terminal.dump({"folder": str(folder), "bytes": total, "freed": freed, "features": rows})
         return
-    terminal = Terminal()
     if features:
         table = TextTable("", ["features", "images", "MB", "last added to"], left=("features",))
         for each in features:
@@ -44,4 +43,4 @@ def cache(
             table.add(each.folder.name, f"{each.images:,}", f"{each.bytes / 1e6:,.1f}", day)
         terminal.show(table)
     removed = f"removed {freed / 1e6:,.1f} MB; " if clear else ""
-    terminal.say(f"{removed}{total / 1e6:,.1f} MB of features in {folder}")
+    terminal.print(f"{removed}{total / 1e6:,.1f} MB of features in {folder}")

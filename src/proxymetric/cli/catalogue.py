@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import textwrap
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -148,7 +147,7 @@ def _plan(classes: str, words: dict[str, Any], as_json: bool) -> None:
 
     plan = pm.plan(classes, **words)
     if as_json:
-        typer.echo(json.dumps(plan.as_dict(), indent=2))
+        Terminal().dump(plan.as_dict())
     else:
         show_plan(plan, Terminal())
 
@@ -160,7 +159,7 @@ def _list_methods(as_json: bool) -> None:
 
     rows = method_rows()
     if as_json:
-        typer.echo(json.dumps([{"name": name, **row._asdict()} for name, row in rows.items()], indent=1))
+        Terminal().dump([{"name": name, **row._asdict()} for name, row in rows.items()])
         return
     terminal = Terminal()
     terminal.show(catalogue_table(rows))
@@ -178,16 +177,16 @@ def _describe(name: str, as_json: bool) -> None:
     defaults = {key: parameter.default for key, parameter in arguments(name).items()}
     if as_json:
         about = {"name": name, "paper": row.about.paper, "choose": row.about.choose, "description": text}
-        typer.echo(json.dumps(about | {"arguments": defaults}, indent=1))
+        Terminal().dump(about | {"arguments": defaults})
         return
     terminal = Terminal()
     first, *other_lines = text.splitlines() or [""]
-    terminal.say(f"{name}: {first}")
+    terminal.print(f"{name}: {first}")
     for line in other_lines:
-        terminal.say(line.strip())
-    terminal.say(f"\npaper: {row.about.paper}\nchoose it: {row.about.choose}\n\narguments with their defaults:")
+        terminal.print(line.strip())
+    terminal.print(f"\npaper: {row.about.paper}\nchoose it: {row.about.choose}\n\narguments with their defaults:")
     for key, default in defaults.items():
-        terminal.say(f"  --set loss.{key}={default}")
+        terminal.print(f"  --set loss.{key}={default}")
 
 
 def _list_recipes(method: str | None, as_json: bool) -> None:
@@ -199,7 +198,7 @@ def _list_recipes(method: str | None, as_json: bool) -> None:
         lookup(method)
     rows = _recipe_rows(method)
     if as_json:
-        typer.echo(json.dumps(rows, indent=1))
+        Terminal().dump(rows)
         return
     terminal = Terminal()
     terminal.show(_recipe_table(rows))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from proxymetric.cli.results import AsJson
 from proxymetric.cli.root import Device, RunOrFile, SlimWeights, Which, app, example, local, typed
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def evaluate(
             "--redraw", help="Score nothing; draw the page report.html of a finished run again, from its own images."
         ),
     ] = False,
+    as_json: AsJson = False,
     which: Which = "best",
     weights: SlimWeights = None,
     device: Device = None,
@@ -123,14 +125,17 @@ def evaluate(
         device=device,
         watcher=terminal,
     )
+    if as_json:
+        terminal.dump(evaluation.as_dict())
+        return
     terminal.show(comparison_table(f"{evaluation.description}, %", evaluation.comparison))
     if evaluation.sizes:
         rows = size_rows(evaluation.sizes)
         terminal.show(score_table("its vectors cut and made smaller, %", rows, evaluation.comparison.metrics))
     for sentence in evaluation.remarks:
-        terminal.say(sentence)
+        terminal.print(sentence)
     if evaluation.page is not None:
-        terminal.say(f"report: {evaluation.page}")
+        terminal.print(f"report: {evaluation.page}")
 
 
 def _redraw(ctx: typer.Context, run: str, terminal: Terminal) -> None:
@@ -139,4 +144,4 @@ def _redraw(ctx: typer.Context, run: str, terminal: Terminal) -> None:
 
     if others := set(typed(ctx)) - {"run", "redraw"}:
         raise ValueError(f"redraw: got it with {', '.join(sorted(others))}, expected it alone: nothing is scored")
-    terminal.say(f"report: {remake_report(local(Path(run)), terminal)}")
+    terminal.print(f"report: {remake_report(local(Path(run)), terminal)}")

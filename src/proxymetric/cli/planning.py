@@ -17,27 +17,27 @@ def show_plan(plan: Plan, terminal: Terminal) -> None:
     work = plan.work
     proxies = "1 proxy" if work.per_class == 1 else f"{work.per_class} proxies"
     spread = "1 device" if work.devices == 1 else f"{work.devices:,} devices"
-    terminal.say(
+    terminal.print(
         f"{work.method}: {work.classes:,} classes of {proxies}, {work.dim:,}-D, batches of {work.batch:,}, on {spread}"
     )
     terminal.show(_memory_table(plan))
     usage = f"{_gb(plan.total)} of {_gb(plan.available)} GB"
     difference = f"{_gb(abs(plan.available - plan.total))} GB"
     if plan.fits:
-        terminal.say(f"it fits: {usage}; {difference} are left for the encoder, its activations and the rest")
+        terminal.print(f"it fits: {usage}; {difference} are left for the encoder, its activations and the rest")
     else:
-        terminal.say(f"it does not fit: {usage}; {difference} too much, without the encoder")
+        terminal.print(f"it does not fit: {usage}; {difference} too much, without the encoder")
     if plan.most_classes is not None:
-        terminal.say(f"classes that would fit with everything else unchanged: {plan.most_classes:,}")
+        terminal.print(f"classes that would fit with everything else unchanged: {plan.most_classes:,}")
     terminal.show(_time_table(plan))
     if work.devices > 1:
-        terminal.say(f"data that a device receives in a step, not timed: {figure(plan.duration.exchanged / 1e6)} MB")
+        terminal.print(f"data that a device receives in a step, not timed: {figure(plan.duration.exchanged / 1e6)} MB")
     if plan.advice:
         terminal.show(_advice_table(plan))
     if not plan.fits and not any(each.fits for each in plan.advice):
-        terminal.say("no change that was tried makes it fit")
+        terminal.print("no change that was tried makes it fit")
     for line in (*plan.origins, *plan.notes):
-        terminal.say(line)
+        terminal.print(line)
 
 
 def _table(title: str, *columns: str) -> TextTable:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,8 +37,13 @@ UNKNOWN_VERB = re.compile(r"No such command '(\S+)'\.")
 EXTRA_WORD = re.compile(r"Got unexpected extra argument\S* \((\S+)\)")
 
 
-NO_HELP = {"help": False}
-"""the value of an absent --help: without one, typer 0.29 imports pydantic to convert it"""
+ABSENT = {"help": False, "install_completion": False, "show_completion": False}
+"""the values of absent options of typer: without a value, typer 0.29 imports pydantic to convert it"""
+VOLUME = {
+    "quiet": Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.")],
+    "verbose": Annotated[bool, typer.Option("--verbose", "-v", help="More progress; where an error arose.")],
+}
+"""the options that every verb has"""
 Defaults = Callable[[], dict[str, Any]]
 """what the options of a verb are if they are not typed, by name; called when the help is shown"""
 
@@ -79,9 +87,35 @@ class Program(typer.Typer):
     """The program, whose verbs are `Verb`s."""
 
     def command(self, name: str | None = None, *, defaults: Defaults = dict, **options: Any) -> Any:
-        """Add a verb, as in typer; `defaults` are shown in its help where the signature has none."""
+        """Add a verb, as in typer, with --quiet and --verbose; `defaults` are shown where its signature has none."""
         verb = type("Verb", (Verb,), {"defaults": staticmethod(defaults)})
-        return super().command(name, cls=verb, context_settings={"default_map": NO_HELP}, **options)
+        add = super().command(name, cls=verb, context_settings={"default_map": ABSENT}, **options)
+        return lambda callback: add(_with_volume(callback))
+
+
+def _with_volume(callback: Callable[..., Any]) -> Callable[..., Any]:
+    """A verb that also takes --quiet and --verbose, which say how much it prints beside its result."""
+
+    @functools.wraps(callback)
+    def run(*arguments: Any, quiet: bool, verbose: bool, **options: Any) -> Any:
+        from proxymetric.system.terminal import speaking
+
+        with speaking(quiet, verbose):
+            try:
+                return callback(*arguments, **options)
+            except typer.Exit:
+                raise
+            except Exception:
+                if verbose:
+                    traceback.print_exc()
+                raise
+
+    signature = inspect.signature(callback, eval_str=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    added = [inspect.Parameter(name, kind, default=False, annotation=VOLUME[name]) for name in VOLUME]
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *added])  # type: ignore[attr-defined]
+    run.__annotations__ = callback.__annotations__ | VOLUME
+    return run
 
 
 class Verbs(TyperGroup):
@@ -141,7 +175,7 @@ app = Program(
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 110,
-        "default_map": NO_HELP,
+        "default_map": ABSENT,
     },
 )
 
@@ -202,7 +236,7 @@ VectorKind = Annotated[
 
 def typed(ctx: typer.Context) -> list[str]:
     """The names of the arguments and options that the user typed, in the order of the help."""
-    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params if name not in VOLUME}
     return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -81,9 +80,10 @@ def study(
     as_json = options.pop("as_json")
     import proxymetric as pm
 
-    result = pm.study(**options, reporter=Screen(quiet=as_json))
+    screen = Screen(quiet=as_json)
+    result = pm.study(**options, reporter=screen)
     if as_json:
-        typer.echo(json.dumps(result.as_dict(), indent=1))
+        screen.terminal.dump(result.as_dict())
     if result.code:
         raise typer.Exit(result.code)
 
@@ -108,7 +108,7 @@ class Screen:
 
     def answer(self, text: str) -> None:
         if not self.quiet:
-            self.terminal.say(text)
+            self.terminal.print(text)
 
     def status(self, running: list[dict[str, Any]], summary: str) -> None:
         if self.terminal.live:

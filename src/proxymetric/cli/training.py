@@ -240,11 +240,11 @@ def _train(terminal: Terminal, **arguments: Any) -> Run:
         terminal.show(score_table(score_heading(run.result), run.result.rows))
     if run.result.sizes:
         terminal.show(score_table("its vectors cut and made smaller, %", size_rows(run.result.sizes)))
-    terminal.say(result_lines(run.result))
+    terminal.print(result_lines(run.result))
     if run.result.auto is not None and not run.result.auto["trials"]:
-        terminal.say(f"--method auto took the default, {run.result.auto['method']}; {run.result.auto['reason']}")
+        terminal.print(f"--method auto took the default, {run.result.auto['method']}; {run.result.auto['reason']}")
     page = run.folder / "report.html"
-    terminal.say(f"report: {page}" if page.is_file() else f"result: {run.folder / 'result.json'}")
+    terminal.print(f"report: {page}" if page.is_file() else f"result: {run.folder / 'result.json'}")
     return run
 
 
@@ -264,7 +264,7 @@ def _train_folds(terminal: Terminal, arguments: dict[str, Any]) -> None:
         f"concatenated, {folds * dim}-D": result["concatenated"],
     }
     terminal.show(score_table("on the test classes, %", rows, ("P@1", "R@1", "P@R", "MAP@R", "nDCG@8")))
-    terminal.say(f"result: {arguments['out'] / 'result.json'}")
+    terminal.print(f"result: {arguments['out'] / 'result.json'}")
 
 
 @contextlib.contextmanager

@@ -425,3 +425,11 @@ def test_what_fits_gets_no_advice_and_how_far_it_goes():
     assert plan_of(replace(work, classes=made.most_classes), 80 * 10**9, H200).fits
     assert not plan_of(replace(work, classes=made.most_classes + 1), 80 * 10**9, H200).fits
     assert most_classes(work, 10**6) is None
+
+
+def test_a_python_user_plans_in_one_call():
+    made = pm.plan("5M", devices=8, memory=80, device="H200")
+    assert made == pm.plan(5_000_000, devices="8", memory="80", device="h200")
+    assert made.as_dict() == asked("--plan", "5M", "--devices", 8, "--memory", 80, "--device", "H200")
+    with pytest.raises(ValueError, match="classes: got 0"):
+        pm.plan(0)
