@@ -29,7 +29,7 @@ NAMES = [verb.__name__.replace("_", "-") for verb in VERBS]
 def options(verb: str) -> dict[str, str]:
     """The options of a verb in its help: the first word of each, and its text."""
     text = proxymetric(verb, "--help").out.split("Options:\n")[1].split("Example")[0]
-    parts = re.findall(r"^  (?:-\w, )?(--[\w-]+.*?)(?=^  -|\Z)", text, re.MULTILINE | re.DOTALL)
+    parts = re.findall(r"^  (?:-\w, )?(-[\w-]+.*?)(?=^  -|\Z)", text, re.MULTILINE | re.DOTALL)
     return {part.split()[0].rstrip(","): " ".join(part.split()) for part in parts}
 
 
@@ -144,8 +144,8 @@ def test_json_of_methods(tmp_path: Path):
     one = json.loads(proxymetric("methods", "mpa-ap", "--json").out)
     assert one["arguments"]["per_class"] == 10
     assert one["paper"] == CATALOGUE["mpa-ap"].about.paper
-    of_one = json.loads(proxymetric("methods", "mpa-ap", "--recipes", "--json").out)
-    assert {row["method"] for row in of_one} == {"mpa-ap"}
+    of_one = json.loads(proxymetric("methods", "proxy-anchor", "--recipes", "--json").out)
+    assert {row["method"] for row in of_one} == {"proxy-anchor"}
     refused(proxymetric("methods", "--recipes", "--plan", "5M"), "plan, recipes: got both")
     refused(proxymetric("methods", "mpa", "--dim", "64"), "dim: got '64' without --plan")
 

@@ -122,7 +122,7 @@ class Recipe:
 
 def folder() -> Path:
     """The folder of the shipped recipes: inside an installed package, or next to `src` in a checkout."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parent.parent
     places = (package / "recipes", package.parent.parent / "recipes")
     return next((place for place in places if place.is_dir()), places[0])
 
