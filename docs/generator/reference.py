@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from types import ModuleType
 
 from generator.scores import ROOT, table
 
@@ -20,7 +19,16 @@ def reference_pages() -> dict[str, str]:
     pages = {"reference/proxymetric.md": top_page(), "reference/command-line.md": command_page()}
     for name in parts():
         pages[f"reference/{name}.md"] = part_page(name)
+    for name, module in inner_modules().items():
+        pages[f"reference/{name}.md"] = f"# pm.{name}\n\n" + _directive(module, toplevel=True)
     return pages
+
+
+def inner_modules() -> dict[str, str]:
+    """The modules of the face that lie inside a part of the package: name of the face -> full name."""
+    import proxymetric
+
+    return {name: home for name, home in proxymetric._MODULES.items() if home != f"proxymetric.{name}"}
 
 
 def parts() -> list[str]:
@@ -39,15 +47,9 @@ def top_page() -> str:
         value = getattr(proxymetric, name)
         summary = (inspect.getdoc(value) or "").split("\n\n")[0].replace("\n", " ")
         is_module = inspect.ismodule(value)
-        link = f"[`pm.{name}`]({_page(value)})" if is_module else f"[`pm.{name}`][{proxymetric._HOMES[name]}.{name}]"
+        link = f"[`pm.{name}`]({name}.md)" if is_module else f"[`pm.{name}`][{proxymetric._HOMES[name]}.{name}]"
         rows.append([link, summary])
     return f"# proxymetric\n\nThe names of `import proxymetric as pm`.\n\n{table(['name', 'what it is'], rows)}\n"
-
-
-def _page(module: ModuleType) -> str:
-    """Where a module of the face is described: its own page, or its part of the page of its package."""
-    _, part, *file = module.__name__.split(".")
-    return f"{part}.md" + "".join(f"#{name}" for name in file)
 
 
 def part_page(name: str) -> str:

@@ -14,7 +14,7 @@ import proxymetric as pm
 from proxymetric.data import Batches
 
 LABELS = np.repeat(np.arange(12), [3, 9, 1, 5, 8, 2, 7, 7, 4, 6, 6, 6])
-PAGE = Path(__file__).parent.parent / "docs" / "tutorials" / "several-gpus.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "tutorials" / "several-gpus.md"
 
 
 @pytest.mark.parametrize("world", [1, 2])

@@ -123,7 +123,7 @@ def test_goes_on_after_a_real_kill(encoder: Encoder, tmp_path: Path) -> None:
         import os, signal, sys
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         import torch
-        from test_feature_cache import VIEW, images
+        from test_cache import VIEW, images
         from proxymetric.encoders import build
         from proxymetric.features.cache import cached_features
         torch.manual_seed(0)
@@ -224,7 +224,7 @@ def test_a_full_disk_is_a_sentence_and_keeps_what_was_written(tmp_path: Path) ->
     program = f"""
         import resource, sys
         sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from test_feature_cache import VIEW, images
+        from test_cache import VIEW, images
         from proxymetric.encoders import build
         from proxymetric.features.cache import cached_features
         encoder = build("small", dim=8, size=32)

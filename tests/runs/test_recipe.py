@@ -17,7 +17,7 @@ from proxymetric.runs.recipe import DataOptions, check, find, load, merged, name
 from proxymetric.system.files import read_json
 from proxymetric.training.options import TrainOptions
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
 
 

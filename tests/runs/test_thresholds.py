@@ -19,7 +19,7 @@ from proxymetric.runs.result import TRAINED, UNTRAINED, Result
 from proxymetric.runs.score import EmbeddedSet
 from proxymetric.runs.thresholds import held_out_thresholds
 from proxymetric.search.run_knowledge import run_knowledge
-from proxymetric.studies.choice import selection_score
+from proxymetric.studies.search import selection_score
 from terminal import finished_run
 
 

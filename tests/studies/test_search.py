@@ -16,8 +16,9 @@ from proxymetric.studies import Study, load_study, narrowed, parse
 from proxymetric.studies.collected import read_runs
 from proxymetric.studies.drawing import draw_search
 from proxymetric.studies.folder import RunStatus, StudyFolder, flat_recipe, is_over
+from proxymetric.studies.ranges import Draw, Range, Search, drawn, points
 from proxymetric.studies.scores import Results, describe
-from proxymetric.studies.search import Draw, Range, Search, chosen, drawn, points, read_draws, resolved
+from proxymetric.studies.search import chosen, read_draws, resolved
 from proxymetric.studies.tables import write_tables
 from proxymetric.system.files import read_json
 from studies.test_run import Running, study

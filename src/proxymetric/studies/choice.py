@@ -5,21 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from proxymetric.metrics.names import lower_is_better
 from proxymetric.studies.folder import RunStatus
+from proxymetric.studies.search import selection_score
 from proxymetric.studies.spec import Cell, Study, Task
 
 if TYPE_CHECKING:
-    from proxymetric.runs.result import Result
-
-
-def selection_score(result: Result) -> float | None:
-    """The score by which a run's epoch was chosen, negative for an error rate; None if the run uses its last epoch."""
-    if result.protocol == "last" or result.chosen_by == "last":
-        return None
-    monitor = result.recipe["train"]["monitor"]
-    value = result.validation.get(monitor)
-    return None if value is None else -float(value) if lower_is_better(monitor) else float(value)
+    pass
 
 
 def best_run(study: Study, cell: Cell, statuses: dict[str, RunStatus]) -> Task | None:

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 from proxymetric.arguments.own_code import check_trusted, trusting
 from proxymetric.studies.folder import RunStatus, StudyFolder, flat_recipe, identities, is_over, missing_files
 from proxymetric.studies.outputs import check_outputs
+from proxymetric.studies.ranges import Draw, in_words
 from proxymetric.studies.reading import load_study
 from proxymetric.studies.reporting import Reporter, Silent
 from proxymetric.studies.results import collect, stored_draws, stored_results, write_archive
 from proxymetric.studies.running import Session
-from proxymetric.studies.search import DRAWS_FILE, Draw, as_lines, check_draws, in_words, of_study, read_draws
+from proxymetric.studies.search import DRAWS_FILE, as_lines, check_draws, of_study, read_draws
 from proxymetric.studies.spec import Study, Task, narrowed
 from proxymetric.system.clock import clock
 from proxymetric.system.files import replacing

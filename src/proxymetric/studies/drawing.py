@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxymetric.studies.inference import student
+from proxymetric.studies.ranges import SEARCH
 from proxymetric.studies.scores import printed_number
-from proxymetric.studies.search import SEARCH, chosen, short
+from proxymetric.studies.search import chosen, short
 from proxymetric.system.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from proxymetric.studies.ranges import Draw, Group, Range
     from proxymetric.studies.scores import Results
-    from proxymetric.studies.search import Draw, Group, Range
     from proxymetric.studies.spec import Cell
 
 COLOURS = ("#3157d5", "#b4530a", "#0f7f86", "#8a3ffc", "#147a4b", "#c2293d", "#6b7280", "#c58a00", "#0072c3", "#d02670")

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from proxymetric.arguments.signatures import did_you_mean
 from proxymetric.studies.pool import ENDED
-from proxymetric.studies.search import SEARCHED, Draw, draw_of, failed_draw, resolved, short
+from proxymetric.studies.ranges import Draw
+from proxymetric.studies.search import SEARCHED, draw_of, failed_draw, resolved, short
 from proxymetric.studies.spec import Cell, Study, Task
 from proxymetric.system.files import read_json, write_json
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from proxymetric.studies.collected import RUNS_FILE, read_runs
 from proxymetric.studies.drawing import PLOTS, SOFTWARE
-from proxymetric.studies.search import DRAWS_FILE, SEARCH
+from proxymetric.studies.ranges import SEARCH
+from proxymetric.studies.search import DRAWS_FILE
 from proxymetric.studies.spec import Study
 from proxymetric.system.files import check_output
 from proxymetric.system.tensor_files import read_header

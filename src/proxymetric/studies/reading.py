@@ -12,7 +12,8 @@ from typing import Any
 
 from proxymetric.arguments.signatures import did_you_mean, one_of
 from proxymetric.runs.protocol import PROTOCOLS
-from proxymetric.studies.search import Range, read_ranges, read_search, with_searched_rows
+from proxymetric.studies.ranges import Range, read_ranges, read_search
+from proxymetric.studies.search import with_searched_rows
 from proxymetric.studies.spec import Backbone, Data, Row, Study
 from proxymetric.system.files import read_toml
 

@@ -12,20 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxymetric.studies.choice import best_run, selection_score
+from proxymetric.studies.choice import best_run
 from proxymetric.studies.collected import RUNS_FILE, as_line, read_runs, write_runs
 from proxymetric.studies.folder import STATE, RunStatus, StudyFolder, difference_to, read_result
 from proxymetric.studies.outputs import check_collected
 from proxymetric.studies.pool import tail
+from proxymetric.studies.ranges import Draw
 from proxymetric.studies.search import (
     DRAWS_FILE,
-    Draw,
     as_lines,
     check_draws,
     from_lines,
     of_study,
     read_draws,
     resolved,
+    selection_score,
     short,
 )
 from proxymetric.studies.spec import LABELS, Study, Task

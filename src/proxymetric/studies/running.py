@@ -15,10 +15,10 @@ from typing import Any
 from proxymetric.studies.choice import best_run
 from proxymetric.studies.folder import RunStatus, StudyFolder, is_over, local_settings
 from proxymetric.studies.pool import Worker, tail, worker_environment
+from proxymetric.studies.ranges import Group, in_words
 from proxymetric.studies.reporting import Reporter
 from proxymetric.studies.results import write_archive
 from proxymetric.studies.scores import HELD_OUT
-from proxymetric.studies.search import Group, in_words
 from proxymetric.studies.sharing import shared_gpu
 from proxymetric.studies.spec import LABELS, Study, Task
 from proxymetric.system.clock import clock

@@ -10,7 +10,8 @@ from typing import Any
 from proxymetric.runs.result import LAST_EPOCH, TRAINED, Result
 from proxymetric.studies.folder import printed_value
 from proxymetric.studies.inference import Mean, paired
-from proxymetric.studies.search import Draw, Group, short
+from proxymetric.studies.ranges import Draw, Group
+from proxymetric.studies.search import short
 from proxymetric.studies.spec import LABELS, Cell, Study
 
 CHOSEN, LAST = TRAINED, LAST_EPOCH

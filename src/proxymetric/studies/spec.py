@@ -11,7 +11,7 @@ from typing import Any
 
 from proxymetric.arguments.signatures import did_you_mean
 from proxymetric.runs.protocol import CHOSEN_ON_TEST
-from proxymetric.studies.search import SEARCH, Draw, Group, Range, Search, drawn
+from proxymetric.studies.ranges import SEARCH, Draw, Group, Range, Search, drawn
 
 LABELS = {
     "held-out": "epoch chosen on held-out training classes",

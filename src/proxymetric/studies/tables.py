@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxymetric.studies.inference import MAX_SEEDS, Mean, paired, seeds_needed, student
+from proxymetric.studies.ranges import Draw
 from proxymetric.studies.scores import CHOSEN, HELD_OUT, LAST, Results, printed_number
-from proxymetric.studies.search import Draw, chosen
+from proxymetric.studies.search import chosen
 from proxymetric.studies.spec import LABELS, Cell, Study
 from proxymetric.system.files import replacing
 
