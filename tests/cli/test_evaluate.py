@@ -150,7 +150,7 @@ def test_data_that_changed_since_training_is_said(photos, tmp_path):
         assert "photos has changed since the run was trained" in out
     report = proxymetric("evaluate", folder, "--redraw")
     assert report.code == 0, report
-    assert "photos has changed since the run was trained" in report.out
+    assert "photos has changed since the run was trained" in report.err
     shutil.copytree(first, data / "a class more")
     refused(
         proxymetric("evaluate", folder, "--split", "validation"), "split: got 'validation'", "classes of photos have",
@@ -212,5 +212,5 @@ def test_a_folder_that_cannot_be_written_costs_only_the_page(photos, run, monkey
     monkeypatch.setattr("proxymetric.runs.evaluate.draw_evaluation", full)
     answer = proxymetric("evaluate", run, "--metrics", "R@1")
     assert answer.code == 0, answer
-    assert "no page: could not save: the disk is full; --report PATH writes it elsewhere" in answer.out
+    assert "no page: could not save: the disk is full; --report PATH writes it elsewhere" in answer.err
     refused(proxymetric("evaluate", run, "--metrics", "R@1", "--report", run.parent / "x.html"), "the disk is full")

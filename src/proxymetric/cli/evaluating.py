@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     short_help="Score a trained model on labelled images.",
     epilog=example(
         "proxymetric evaluate runs/birds",
-        "proxymetric evaluate runs/birds --data NEW_PHOTOS --metrics R@1,MAP@R,NMI",
+        "proxymetric evaluate runs/birds --data NEW_IMAGES --metrics R@1,MAP@R,NMI",
         "proxymetric evaluate runs/people --data people.csv --differs camera",
-        "proxymetric evaluate runs/new --against runs/old --data NEW_PHOTOS",
+        "proxymetric evaluate runs/new --against runs/old --data NEW_IMAGES",
         "proxymetric evaluate runs/birds --redraw",
     ),
 )

@@ -46,11 +46,11 @@ def add_class(
     ids = add(opened, model_of(opened, run, device), name, photo)
     terminal = Terminal()
     known = f"which had {before}" if before else "a new class"
-    terminal.say(
+    terminal.print(
         f"{len(ids)} image{'' if len(ids) == 1 else 's'} of {visible(name)}, {known}: "
         f"{', '.join(ids[:3])}{', ...' if len(ids) > 3 else ''}"
     )
-    terminal.say(f"{len(opened):,} images of {len(opened.classes):,} classes in {folder}")
+    terminal.print(f"{len(opened):,} images of {len(opened.classes):,} classes in {folder}")
 
 
 @app.command(
@@ -81,16 +81,16 @@ def remove(
     opened = Index(folder)
     ids = remove_from(opened, name or [], item or [])
     terminal = Terminal()
-    terminal.say(
+    terminal.print(
         f"removed {len(ids):,} image{'' if len(ids) == 1 else 's'}: {', '.join(ids[:3])}"
         f"{', ...' if len(ids) > 3 else ''}"
     )
     if count := still_there(opened, ids):
-        terminal.say(
+        terminal.print(
             f"{count:,} of them still lie{'s' if count == 1 else ''} in {opened.manifest.photos}: delete the files, or "
             "`proxymetric index` adds them again"
         )
-    terminal.say(f"{len(opened):,} images of {len(opened.classes):,} classes in {folder}")
+    terminal.print(f"{len(opened):,} images of {len(opened.classes):,} classes in {folder}")
 
 
 @app.command(

@@ -165,8 +165,8 @@ app = Program(
     help="Train an image embedding on labelled images, and use it to find similar images, also of new classes.",
     epilog=example(
         "proxymetric demo",
-        "proxymetric train --data PHOTOS --out runs/photos    (PHOTOS/<class>/*.jpg)",
-        "proxymetric query runs/photos PHOTOS unknown.jpg",
+        "proxymetric train --data IMAGES --out runs/photos    (IMAGES/<class>/*.jpg)",
+        "proxymetric query runs/photos IMAGES unknown.jpg",
         "proxymetric train --help",
     ),
     no_args_is_help=True,

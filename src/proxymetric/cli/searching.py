@@ -243,17 +243,17 @@ def index(
         terminal.say(f"{len(absent)} of the {len(columns)} files of {metadata} are not in the index: {named}")
     if changed.continued:
         terminal.say(f"continued: {changed.continued} images were embedded before")
-    terminal.say(
+    terminal.print(
         f"{len(existing):,} images in {target}: {changed.added} added, {changed.updated} updated, {changed.deleted} "
         f"deleted, {changed.unchanged} unchanged"
     )
-    terminal.say(vectors_line(existing))
+    terminal.print(vectors_line(existing))
     if picture := draw_sizes(existing, model.nested or ()):
-        terminal.say(f"bytes against what is found: {picture}")
+        terminal.print(f"bytes against what is found: {picture}")
     if (recall := existing.manifest.engine.get("recall")) is not None:
         share, queries = f"{100 * recall['value']:.1f} %", recall["queries"]
-        terminal.say(f"faiss finds {share} of the {recall['k']} nearest images, measured with {queries} queries")
-        terminal.say(advice_on_speed(existing.engine, existing.vectors))
+        terminal.print(f"faiss finds {share} of the {recall['k']} nearest images, measured with {queries} queries")
+        terminal.print(advice_on_speed(existing.engine, existing.vectors))
     if existing.engine.name == "exact" and len(existing) > MAX_EXACT:
         terminal.say(f"more than {MAX_EXACT:,} images: --engine faiss searches faster (extra `index`)")
     if (remains := left_behind(engine_before, existing.manifest.engine)) is not None:
@@ -261,7 +261,7 @@ def index(
     if parquet is not None:
         from proxymetric.search.parquet import write_parquet
 
-        terminal.say(f"vectors: {write_parquet(existing, parquet)}")
+        terminal.print(f"vectors: {write_parquet(existing, parquet)}")
     quoted = shlex.quote(visible(target))
     terminal.say(f"next:\n  proxymetric search {quoted} unknown.jpg\n  proxymetric serve {quoted}")
 

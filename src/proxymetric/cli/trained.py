@@ -69,7 +69,7 @@ def embed(
     embedded.kind = vectors or "float32"
     embedded.save(file)
     size = f"{stored_bytes(embedded.kind, embedded.dim):,} bytes each ({embedded.kind})"
-    terminal.say(f"{len(embedded)} vectors of {embedded.dim} dimensions in {target}: {size}")
+    terminal.print(f"{len(embedded)} vectors of {embedded.dim} dimensions in {target}: {size}")
 
 
 @app.command(

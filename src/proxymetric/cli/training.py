@@ -89,8 +89,8 @@ def demo(
     terminal.say(
         f"next: open {out / 'report.html'} in a browser; search among the characters it was not trained on:\n"
         f"  proxymetric demo{'' if out == Path('runs/demo') else f' --out {shlex.quote(visible(out))}'} --serve\n"
-        "then train on your own images (PHOTOS/<class>/*.jpg):\n"
-        "  proxymetric train --data PHOTOS --out runs/photos"
+        "then train on your own images (IMAGES/<class>/*.jpg):\n"
+        "  proxymetric train --data IMAGES --out runs/photos"
     )
 
 
@@ -120,8 +120,8 @@ def _defaults() -> dict[str, Any]:
     defaults=_defaults,
     short_help="Train on labelled images and score classes never trained on.",
     epilog=example(
-        "proxymetric train --data PHOTOS --backbone resnet50 --method proxy-anchor",
-        "proxymetric train --data PHOTOS --frozen --set loss.margin=0.2 --set train.patience=5",
+        "proxymetric train --data IMAGES --backbone resnet50 --method proxy-anchor",
+        "proxymetric train --data IMAGES --frozen --set loss.margin=0.2 --set train.patience=5",
         "proxymetric train --data CUB_200_2011 --recipe cub/proxy-anchor",
         "proxymetric train --data CUB_200_2011 --recipe cub/proxy-anchor --protocol mlrc --out runs/mlrc-cub",
     ),

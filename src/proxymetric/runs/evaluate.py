@@ -120,7 +120,7 @@ def evaluate_run(
         ValueError: an argument is wrong, or nothing can be scored.
 
     Example:
-        >>> evaluate_run("runs/birds", "NEW_PHOTOS", metrics=["R@1"]).comparison.rows   # doctest: +SKIP
+        >>> evaluate_run("runs/birds", "NEW_IMAGES", metrics=["R@1"]).comparison.rows   # doctest: +SKIP
     """
     watcher = watcher or Silent()
     names = scoring.names(tuple(metrics))
