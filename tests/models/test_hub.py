@@ -143,7 +143,7 @@ def test_verbs_take_an_address(run, photos, tmp_path, monkeypatch):
     ):
         answer = proxymetric(*words, *cpu)
         assert answer.code == 0, (words, answer)
-        assert "not finished" not in answer.out, words
+        assert "not finished" not in answer.out + answer.err, words
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "a.index", "a.safetensors", "birds-inspects-photos", "birds-on-photos.html", "cache", "owl.png",
     ]  # fmt: skip
@@ -167,7 +167,7 @@ def test_embed_takes_an_address_and_refuses_a_wrong_one(run, photos, tmp_path):
 def test_verbs_take_a_folder(shared, photos, tmp_path):
     answer = proxymetric("embed", shared, photos, "--out", tmp_path / "a.safetensors", "--device", "cpu")
     assert answer.code == 0, answer
-    assert "not finished" not in answer.out
+    assert "not finished" not in answer.out + answer.err
     answer = proxymetric("evaluate", shared, "--data", photos, "--no-report", "--device", "cpu")
     assert answer.code == 0, answer
     refused(proxymetric("evaluate", shared, "--no-report"), "a shared model", "expected --data")

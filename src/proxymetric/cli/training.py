@@ -118,7 +118,7 @@ def _defaults() -> dict[str, Any]:
 
 @app.command(
     defaults=_defaults,
-    short_help="Train on labelled images and score classes never trained on.",
+    short_help="Train on labelled images and score unseen classes.",
     epilog=example(
         "proxymetric train --data IMAGES --backbone resnet50 --method proxy-anchor",
         "proxymetric train --data IMAGES --frozen --set loss.margin=0.2 --set train.patience=5",
