@@ -139,7 +139,7 @@ def test_export_with_overwrite_replaces_its_own_files(finished, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_report_replaces_no_page_of_others(run, kind):
     path = foreign(kind, run, "report.html")
-    refused(proxymetric("report", run), f"report.html: got {path}", "expected")
+    refused(proxymetric("evaluate", run, "--redraw"), f"report.html: got {path}", "expected")
     same(path, kind)
 
 
@@ -166,8 +166,19 @@ def test_demo_replaces_no_run_of_somebody(run):
 def test_mlrc_replaces_no_result_of_others(photos, tmp_path):
     (tmp_path / "mlrc").mkdir()
     path = foreign("file", tmp_path / "mlrc", "result.json")
-    words = ("--data", photos, "--out", tmp_path / "mlrc", "--backbone", "small", "--set", "data.test=0.5")
-    refused(proxymetric("mlrc", *words), str(path), "expected")
+    words = (
+        "--protocol",
+        "mlrc",
+        "--data",
+        photos,
+        "--out",
+        tmp_path / "mlrc",
+        "--backbone",
+        "small",
+        "--set",
+        "data.test=0.5",
+    )
+    refused(proxymetric("train", *words), str(path), "expected")
     same(path, "file")
 
 

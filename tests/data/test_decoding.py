@@ -59,7 +59,7 @@ def test_postscript_starts_no_program_in_any_verb(tmp_path, photos, ghostscript,
     for cache in ("none", "memory", "device"):
         answer = train(data, tmp_path / "run", "--overwrite", "--cache", cache)
         assert answer.code == 0, answer
-        assert "holiday.jpg (the image format is not recognised" in answer.out
+        assert "holiday.jpg (the image format is not recognised" in answer.err
     assert train(data, tmp_path / "frozen", "--frozen").code == 0
     assert proxymetric("evaluate", tmp_path / "run", "--data", data).code == 0
     assert proxymetric("embed", tmp_path / "run", data, "--out", tmp_path / "x.safetensors").code == 0

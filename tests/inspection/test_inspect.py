@@ -97,10 +97,10 @@ def test_a_csv_and_the_data_of_the_run(run, photos, tmp_path):
     [row] = rows(tmp_path / "out" / "unreadable.csv")
     assert (Path(row["file"]).name, row["label"]) == ("missing.png", "class1")
     answer = proxymetric("inspect", run, photos, "--out", tmp_path / "other", "--device", "cpu")
-    assert "was trained with these labels" in answer.out
+    assert "was trained with these labels" in answer.err
     answer = proxymetric("inspect", run, photos, "--out", tmp_path / "other", "--untrained", "--device", "cpu")
     assert answer.code == 0
-    assert "was trained with these labels" not in answer.out
+    assert "was trained with these labels" not in answer.err
 
 
 def test_a_label_that_was_changed_is_found(model, tmp_path):

@@ -62,7 +62,7 @@ def test_resuming_a_strangers_run(folder, photos, plain_run, tables):
         ("evaluate", run, "--data", photos, "--out", folder / "a.html"),
         ("inspect", run, photos, "--out", folder / "inspected"),
         ("export", run, "--slim", folder / "slim.safetensors"),
-        ("report", run),
+        ("evaluate", run, "--redraw"),
     ):
         proxymetric(*words)
     pm.load(run)
@@ -100,9 +100,10 @@ RECIPES = [
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe(folder, photos, recipe, only_training):
     (folder / "r.toml").write_text(recipe)
-    for verb in ("train", "mlrc"):
-        words = ["--data", photos, "--recipe", "r.toml", "--out", folder / verb, "--set", "data.test=0.5"]
-        refused(proxymetric(verb, *words, "--backbone", "small"), "got 'strange:", REFUSED)
+    for protocol in ("held-out", "mlrc"):
+        words = ["--data", photos, "--recipe", "r.toml", "--out", folder / protocol, "--set", "data.test=0.5"]
+        answer = proxymetric("train", "--protocol", protocol, *words, "--backbone", "small")
+        refused(answer, "got 'strange:", REFUSED)
         assert not was_imported(folder)
     words = ["--set", "train.per_class=0", "--set", "data.workers=0", "--recipe", "r.toml", "--trust-code"]
     answer = train(photos, folder / "run", *words)
@@ -132,7 +133,7 @@ def test_a_study(folder, key, dry):
 def test_a_verb_imports_what_it_names(folder):
     assert proxymetric("methods", "strange:method").code == 0
     assert was_imported(folder)
-    refused(proxymetric("plan", "--method", "strange:methd", "--classes", 10), "did you mean 'method'?")
+    refused(proxymetric("methods", "strange:methd", "--plan", 10), "did you mean 'method'?")
     assert was_imported(folder)
 
 

@@ -56,13 +56,14 @@ def finished_run(data: Path, folder: Path, *words: object) -> Path:
 
 
 def refused(answer: Answer, *said: str) -> None:
-    """One sentence on the error stream that says all of `said`, and exit code 1."""
+    """One sentence at the end of the error stream that says all of `said`, and exit code 1."""
     assert answer.code == 1, answer
-    assert answer.err.startswith("proxymetric: "), answer.err
     assert "Traceback" not in answer.err
     assert "Errno" not in answer.err
+    _, begin, sentence = f"\n{answer.err}".rpartition("\nproxymetric: ")
+    assert begin, answer.err
     for part in said:
-        assert part in answer.err, answer.err
+        assert part in sentence, answer.err
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.encoders.encoder import Encoder
+from proxymetric.features.stored import default_folder
 from proxymetric.system.files import NotSaved, replacing
 from proxymetric.system.signals import interrupt_after, stop_on_signal
 
@@ -39,11 +40,6 @@ class Features(NamedTuple):
 
 class FeaturesStopped(KeyboardInterrupt):
     """Ctrl-C or SIGTERM stopped the computation of features; what was computed is kept."""
-
-
-def default_folder() -> Path:
-    """Return `$PROXYMETRIC_CACHE`, or `~/.cache/proxymetric/features` if it is not set."""
-    return Path(os.environ.get("PROXYMETRIC_CACHE") or Path.home() / ".cache" / "proxymetric" / "features")
 
 
 def cached_features(
