@@ -32,7 +32,7 @@ def index(run, photos, tmp_path_factory):
     )
     assert answer.code == 0, answer
     assert f"80 images in {place / 'a.index'}: 80 added, 0 updated, 0 deleted, 0 unchanged" in answer.out
-    assert f"proxymetric search {place / 'a.index'} unknown.jpg" in answer.out
+    assert f"proxymetric search {place / 'a.index'} unknown.jpg" in answer.err
     return place / "a.index"
 
 
@@ -102,9 +102,9 @@ def test_metadata_of_files_that_are_not_there(run, photos, tmp_path):
     table.write_text("file,shop\nclass0/0.png,Ulm\nelsewhere/0.png,Ulm\n")
     answer = proxymetric("index", run, photos, "--out", target, "--metadata", table)
     assert answer.code == 0, answer
-    assert f"1 of the 2 files of {table} are not in the index: elsewhere/0.png" in answer.out
+    assert f"1 of the 2 files of {table} are not in the index: elsewhere/0.png" in answer.err
     table.write_text("file,shop\nclass0/0.png,Bonn\n")
-    assert "not in the index" not in proxymetric("index", run, photos, "--out", target, "--metadata", table).out
+    assert "not in the index" not in proxymetric("index", run, photos, "--out", target, "--metadata", table).err
 
 
 def test_conditions_and_json(photos, index):
@@ -158,7 +158,7 @@ def test_other_engines_find_the_same(engine, run, photos, index, tmp_path):
     image = photos / "class5" / "3.png"
     assert lines(proxymetric("search", tmp_path / "b.index", image)) == lines(proxymetric("search", index, image))
     answer = proxymetric(*words[: words.index("--engine")], "--engine", "exact")
-    assert ("shop.db keeps the collections proxymetric_" in answer.out) == (engine == "milvus"), answer
+    assert ("shop.db keeps the collections proxymetric_" in answer.err) == (engine == "milvus"), answer
 
 
 def test_refusals(run, photos, index, tmp_path):
@@ -220,8 +220,8 @@ def test_bad_files_are_listed_at_the_end(run, tmp_path):
         (folder / f"b{number:02d}.png").write_text("no image")
     answer = proxymetric("index", run, folder, "--out", tmp_path / "x.index")
     assert answer.code == 0, answer
-    assert f"left out, cannot be read: {folder / 'b00.png'} (the image format is not recognised" in answer.out
-    assert "... and 2 more" in answer.out
+    assert f"left out, cannot be read: {folder / 'b00.png'} (the image format is not recognised" in answer.err
+    assert "... and 2 more" in answer.err
     assert "1 images in" in answer.out
 
 
@@ -294,7 +294,7 @@ def test_a_damaged_index_of_another_folder_can_be_rebuilt(run, photos, index, tm
 
 def test_index_says_at_once_what_it_does(run, photos, tmp_path):
     answer = proxymetric("index", run, photos, "--out", tmp_path / "a.index", "--map", "none")
-    assert answer.out.splitlines()[:2] == [f"80 images in {photos}", "to embed: 80 of 80 images"]
+    assert answer.err.splitlines()[:2] == [f"80 images in {photos}", "to embed: 80 of 80 images"]
 
 
 def test_an_image_of_the_index_is_left_out_of_its_own_class(run, photos, tmp_path):
@@ -307,8 +307,8 @@ def test_an_image_of_the_index_is_left_out_of_its_own_class(run, photos, tmp_pat
     copy = shutil.copy(only, tmp_path / "copy.png")
     answer = proxymetric("search", "--identify", tmp_path / "a.index", only, copy, "--far", "0.2")
     assert answer.code == 0, answer
-    assert f"in the index, and left out of the own class: {only}" in answer.out
-    assert str(copy) not in answer.out.splitlines()[-1]
+    assert f"in the index, and left out of the own class: {only}" in answer.err
+    assert str(copy) not in answer.err.splitlines()[-1]
     own, other = json.loads(
         proxymetric("search", "--identify", tmp_path / "a.index", only, copy, "--far", "0.2", "--json").out
     )
@@ -426,7 +426,7 @@ def test_the_layout_of_an_index(run, photos, tmp_path):
     refused(proxymetric(*words, "--layout", "nestd"), "layout: got 'nestd'", "did you mean 'nested'?")
     assert not (tmp_path / "a.index").exists()
     answer = proxymetric(*words)
-    assert "left out: images of types that are not read: 1 .nef; convert them to .jpg or .png" in answer.out
+    assert "left out: images of types that are not read: 1 .nef; convert them to .jpg or .png" in answer.err
     assert set(Index(tmp_path / "a.index").classes) == {"class0", "class1", "class2", "class3"}
     assert "0 added, 32 updated, 0 deleted, 0 unchanged" in proxymetric(*words, "--layout", "folder").out
     assert "32 unchanged" in proxymetric(*words).out, "the index remembers its layout"
