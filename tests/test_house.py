@@ -8,14 +8,16 @@ import functools
 import importlib
 import inspect
 import re
+import textwrap
 import tomllib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import proxymetric as pm
+from proxymetric import cli
 from proxymetric.papers import CATALOGUE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -75,6 +77,7 @@ LAYERS: dict[str, set[str]] = {
         "schemes",
         "search",
         "sources",
+        "studies",
         "system",
         "training",
         "weightings",
@@ -82,14 +85,13 @@ LAYERS: dict[str, set[str]] = {
     "cli": {
         "arguments",
         "data",
+        "features",
         "inspection",
-        "metrics",
         "models",
         "papers",
         "runs",
         "search",
         "serve",
-        "studies",
         "system",
         "training",
     },
@@ -174,6 +176,48 @@ def test_nothing_below_knows_the_command_line_or_the_runs():
     """Only the face, the studies and the command line import `runs`, and only `__main__` imports `cli`."""
     assert {part for part, below in LAYERS.items() if "runs" in below} == {"__init__", "studies", "cli"}
     assert {part for part, below in LAYERS.items() if "cli" in below} == {"__main__"}
+
+
+VERBS = {
+    "demo",
+    "train",
+    "evaluate",
+    "inspect",
+    "index",
+    "search",
+    "serve",
+    "embed",
+    "study",
+    "methods",
+    "export",
+    "cache",
+}
+MOST_VERB_LINES, MOST_FACE_LINES = 40, 40
+
+
+def test_verbs_are_few_and_thin():
+    """There are these twelve verbs; each parses, makes a call of the library, and prints."""
+    assert {verb.__name__.replace("_", "-") for verb in cli.VERBS} <= VERBS
+    long = {verb.__name__: lines for verb in cli.VERBS if (lines := body_lines(verb)) > MOST_VERB_LINES}
+    assert not long, "what a verb decides belongs below cli"
+
+
+def body_lines(function: Callable[..., object]) -> int:
+    """The lines of a function after its docstring."""
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    assert isinstance(node, ast.FunctionDef)
+    first, last = node.body[1 if ast.get_docstring(node) else 0], node.body[-1]
+    return (last.end_lineno or 0) - first.lineno + 1
+
+
+def test_the_face_stays_small():
+    """At most 40 lines of code: without comments, blank lines and texts."""
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    text = {line for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            for line in range(node.lineno, (node.end_lineno or 0) + 1)}  # fmt: skip
+    lines = (PACKAGE / "__init__.py").read_text(encoding="utf-8").splitlines()
+    code = [line for number, line in enumerate(lines, 1) if line.strip() and number not in text]
+    assert len(code) <= MOST_FACE_LINES
 
 
 def test_the_rule_about_imports_sees_what_it_should(tmp_path):

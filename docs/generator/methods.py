@@ -55,7 +55,7 @@ def method_page(name: str, results: dict[str, list[dict]]) -> str:
     if row.about.samples_per_class:
         facts.append(f"**Batches:** {row.about.samples_per_class} images of a class in each batch")
     facts += [f"**Needs** in your own loop: {_code(NEEDS[need])}" for need in row.about.needs]
-    command = f"```bash\nproxymetric train --data PHOTOS --method {name}\n```"
+    command = f"```bash\nproxymetric train --data IMAGES --method {name}\n```"
     call = f'criterion = pm.method("{name}", classes=100, dim=512{_steps(row)})'
     usage = command if name in CLOSED_FORMS else f"```python\nimport proxymetric as pm\n\n{call}\n```\n\n{command}"
     options = "    options:\n      heading_level: 3\n      members: false\n      skip_local_inventory: true\n"

@@ -23,61 +23,33 @@ if TYPE_CHECKING:
     from proxymetric.models.model import Model
     from proxymetric.papers import contract as testing
     from proxymetric.papers import method, methods
+    from proxymetric.runs.planning import plan
     from proxymetric.runs.train import train
     from proxymetric.search import Index
+    from proxymetric.studies.command import study
     from proxymetric.training.gathering import gather_batch
 
-_HOMES = {
-    "Criterion": "proxymetric.criterion",
-    "Index": "proxymetric.search",
-    "Model": "proxymetric.models.model",
-    "evaluate": "proxymetric.metrics",
-    "gather_batch": "proxymetric.training.gathering",
-    "inspect": "proxymetric.inspection.report",
-    "load": "proxymetric.models.load",
-    "method": "proxymetric.papers",
-    "methods": "proxymetric.papers",
-    "open_data": "proxymetric.data",
-    "train": "proxymetric.runs.train",
-}
-_MODULES = {
-    **{name: f"proxymetric.{name}" for name in ("encoders", "inspection", "losses", "metrics", "papers")},
-    **{name: f"proxymetric.{name}" for name in ("schemes", "sources", "weightings")},
-    "samplers": "proxymetric.data.samplers",
-    "testing": "proxymetric.papers.contract",
-}
-
 __all__ = [
-    "Criterion",
-    "Index",
-    "Model",
-    "encoders",
-    "evaluate",
-    "gather_batch",
-    "inspect",
-    "inspection",
-    "load",
-    "losses",
-    "method",
-    "methods",
-    "metrics",
-    "open_data",
-    "papers",
-    "samplers",
-    "schemes",
-    "sources",
-    "testing",
-    "train",
-    "weightings",
-]
+    "Criterion", "Index", "Model", "encoders", "evaluate", "gather_batch", "inspect", "inspection", "load", "losses",
+    "method", "methods", "metrics", "open_data", "papers", "plan", "samplers", "schemes", "sources", "study",
+    "testing", "train", "weightings",
+]  # fmt: skip
+_HOMES = {
+    "Criterion": "criterion", "Index": "search", "Model": "models.model", "evaluate": "metrics",
+    "gather_batch": "training.gathering", "inspect": "inspection.report", "load": "models.load", "method": "papers",
+    "methods": "papers", "open_data": "data", "plan": "runs.planning", "study": "studies.command",
+    "train": "runs.train",
+}  # fmt: skip
+"""the functions and classes of the face -> the modules that they are imported from; all other names are modules"""
+_MODULES = {"samplers": "data.samplers", "testing": "papers.contract"}
+"""modules of the face that have another name below"""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
-    raise AttributeError(f"module 'proxymetric' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module 'proxymetric' has no attribute {name!r}")
+    module = importlib.import_module(f"proxymetric.{_HOMES.get(name) or _MODULES.get(name, name)}")
+    return getattr(module, name) if name in _HOMES else module
 
 
 def __dir__() -> list[str]:

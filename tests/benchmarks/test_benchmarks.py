@@ -208,10 +208,20 @@ class TestStartUp:
     @pytest.mark.slow
     def test_fresh_processes_are_timed(self, tmp_path):
         out = tmp_path / "start-up.json"
-        run("start_up.py", "--rounds", "1", "--only", "python", "import proxymetric", "plan --help", "--out", str(out))
+        run(
+            "start_up.py",
+            "--rounds",
+            "1",
+            "--only",
+            "python",
+            "import proxymetric",
+            "methods --help",
+            "--out",
+            str(out),
+        )
         record = json.loads(out.read_text())
         check_head(record, "start-up")
-        assert record["seconds"].keys() == {"python", "import proxymetric", "plan --help"}
+        assert record["seconds"].keys() == {"python", "import proxymetric", "methods --help"}
         assert all(found["cpu"]["median"] > 0 for found in record["seconds"].values())
         assert record["targets"]["imported by pm.method"] == []
 

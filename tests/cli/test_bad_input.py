@@ -17,15 +17,9 @@ from conftest import write_photos
 from proxymetric.data import split
 from proxymetric.system.checkpoint import Checkpoint
 from proxymetric.system.files import read_json
-from terminal import bytes_of, finished_run, proxymetric, refused, train
+from terminal import bytes_of, proxymetric, refused, train
 
 pytestmark = pytest.mark.usefixtures("no_page")
-
-
-@pytest.fixture(scope="module")
-def finished(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run, to be copied."""
-    return finished_run(photos, tmp_path_factory.mktemp("runs") / "finished")
 
 
 @pytest.fixture
@@ -107,7 +101,7 @@ def test_a_class_with_one_image_is_said_and_trained_on(data, tmp_path):
         file.unlink()
     answer = train(data, tmp_path / "run")
     assert answer.code == 0, answer
-    assert "classes with a single image: 1, such as class2" in answer.out
+    assert "classes with a single image: 1, such as class2" in answer.err
     assert "class2" in pm.load(tmp_path / "run").classes
 
 
@@ -126,7 +120,7 @@ def test_bad_images_are_named_once_counted_and_left_out(data, tmp_path, more):
     assert found.keys() == {str(file) for file in bad}
     for file, reason in bad.items():
         assert reason in found[str(file)]
-        assert answer.out.count(str(file)) == 1
+        assert answer.err.count(str(file)) == 1
     assert "images that could not be read and were left out: 4" in answer.out
     assert "scores on the 7 images of 2 held-out classes that chose it" in answer.out
     counts = read_json(tmp_path / "run" / "result.json")["data"]
@@ -457,7 +451,7 @@ def test_a_word_without_an_option_gets_the_option_of_the_data():
         answer = proxymetric(*words)
         assert answer.code == 2
         assert "(photos); did you mean '--data photos'?" in answer.err
-    for words in (("train", "--data", "photos", "more"), ("report", "runs/k", "more")):
+    for words in (("train", "--data", "photos", "more"), ("evaluate", "runs/k", "more")):
         assert "did you mean" not in proxymetric(*words).err
 
 

@@ -31,8 +31,7 @@ from proxymetric.system.watcher import Tick
 from terminal import Answer, bytes_of, proxymetric, refused, train
 
 VERBS = (
-    "demo", "train", "evaluate", "inspect", "index", "search", "serve", "embed", "export", "mlrc", "study", "report",
-    "methods", "plan",
+    "demo", "train", "evaluate", "inspect", "index", "search", "serve", "embed", "study", "methods", "export", "cache",
 )  # fmt: skip
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x9b]")
 
@@ -158,10 +157,9 @@ def test_the_recipes_are_listed_with_their_first_sentence():
 
 def test_training_says_what_it_does(run, told, photos):
     answer = told[0]
-    assert not answer.err
-    assert f"{photos.name}: 64 images of 8 classes to train on, 16 images of 2 classes held out" in answer.out
+    assert f"{photos.name}: 64 images of 8 classes to train on, 16 images of 2 classes held out" in answer.err
     for line in ("epoch   0  held-out classes: R@1", "epoch   1  held-out", "epoch   2  held-out"):
-        assert line in answer.out
+        assert line in answer.err
     for row in ("raw pixels", "untrained encoder", "trained encoder"):
         assert re.search(rf"{row}\W+[\d.]+\W+[\d.]+", answer.out)
     assert f"report: {run / 'report.html'}" in answer.out
@@ -171,7 +169,7 @@ def test_training_says_what_it_does(run, told, photos):
 
 
 def test_what_is_no_terminal_gets_no_control_characters(run, told, photos):
-    assert not CONTROL.search(told[0].out)
+    assert not CONTROL.search(told[0].out + told[0].err)
     image = next(photos.rglob("*.png"))
     for words in (("methods",), ("evaluate", run, "--no-report"), ("search", run, image, "--in", photos), ("--help",)):
         answer = proxymetric(*words)
@@ -340,7 +338,7 @@ def test_embed_names_what_it_leaves_out(run, photos, tmp_path):
     (folder / "b.jpg").write_text("not an image")
     answer = proxymetric("embed", run, folder, "--out", tmp_path / "x.safetensors")
     assert answer.code == 0
-    assert f"left out, cannot be read: {folder / 'b.jpg'}" in answer.out
+    assert f"left out, cannot be read: {folder / 'b.jpg'}" in answer.err
     assert "1 vectors of 8 dimensions" in answer.out
 
 
@@ -370,10 +368,10 @@ def test_without_held_out_classes_there_is_no_table(photos, tmp_path):
 def test_resume_of_nothing_starts_and_says_so(photos, tmp_path):
     answer = train(photos, tmp_path / "run", "--resume")
     assert answer.code == 0, answer
-    assert f"{tmp_path / 'run'} holds no run to continue: starting a new one" in answer.out
+    assert f"{tmp_path / 'run'} holds no run to continue: starting a new one" in answer.err
     more = proxymetric("train", "--out", tmp_path / "run", "--resume", "--epochs", 2)
     assert more.code == 0, more
-    assert "continuing from epoch 1" in more.out
+    assert "continuing from epoch 1" in more.err
     assert read_json(tmp_path / "run" / "result.json")["epochs"] == 2
 
 
@@ -398,12 +396,12 @@ def test_ctrl_c_saves_and_says_how_to_go_on(photos, tmp_path, monkeypatch):
     monkeypatch.setattr(Terminal, "tick", ctrl_c)
     answer = train(photos, tmp_path / "run")
     assert answer.code == 130
-    assert answer.out.splitlines()[-1] == "saved; the same command with --resume continues the run"
+    assert answer.err.splitlines()[-1] == "saved; the same command with --resume continues the run"
     assert (tmp_path / "run" / "last.safetensors").is_file()
     assert not (tmp_path / "run" / "result.json").exists()
     again = train(photos, tmp_path / "run", "--resume")
     assert again.code == 0, again
-    assert "continuing from epoch 0, step 1" in again.out
+    assert "continuing from epoch 0, step 1" in again.err
 
 
 TICK = Tick(step=72, steps=30_000, epoch=3, epochs=1000, loss=5.2163, images_per_second=1508.2, seconds_left=1885.0)
@@ -454,9 +452,9 @@ def test_the_demo_trains_a_shipped_recipe_and_says_what_to_do_next(photos, tmp_p
     for _ in range(2):
         answer = proxymetric("demo", "--out", tmp_path / "demo", "--device", "cpu")
         assert answer.code == 0, answer
-    assert "it takes one to three minutes" in answer.out.splitlines()[0]
-    assert "next: open" in answer.out
-    assert "proxymetric train --data PHOTOS" in answer.out
+    assert "it takes one to three minutes" in answer.err.splitlines()[0]
+    assert "next: open" in answer.err
+    assert "proxymetric train --data IMAGES" in answer.err
     assert (tmp_path / "demo" / "report.html").is_file()
 
 
@@ -478,8 +476,8 @@ def test_work_has_a_rate_and_a_time_left(monkeypatch):
 
 def test_training_ends_with_what_to_do_next(run, told):
     for verb in ("evaluate", "index"):
-        assert f"  proxymetric {verb} {run}" in told[0].out
-    assert "  proxymetric search all.index unknown.jpg" in told[0].out
+        assert f"  proxymetric {verb} {run}" in told[0].err
+    assert "  proxymetric search all.index unknown.jpg" in told[0].err
     assert "on held-out classes, not trained on, but they chose the epoch, %" in told[0].out
 
 

@@ -148,9 +148,9 @@ def test_data_that_changed_since_training_is_said(photos, tmp_path):
         out = " ".join(answer.out.split())
         assert f" of {10 - held_out} classes (none of them trained on" in out
         assert "photos has changed since the run was trained" in out
-    report = proxymetric("report", folder)
+    report = proxymetric("evaluate", folder, "--redraw")
     assert report.code == 0, report
-    assert "photos has changed since the run was trained" in report.out
+    assert "photos has changed since the run was trained" in report.err
     shutil.copytree(first, data / "a class more")
     refused(
         proxymetric("evaluate", folder, "--split", "validation"), "split: got 'validation'", "classes of photos have",
@@ -160,7 +160,9 @@ def test_data_that_changed_since_training_is_said(photos, tmp_path):
 
 
 def test_a_run_that_is_not_there_or_no_run_at_all(run, tmp_path):
-    refused(proxymetric("report", run.with_name("photoz")), "which holds no run", f"did you mean '{run}'?")
+    refused(
+        proxymetric("evaluate", run.with_name("photoz"), "--redraw"), "which holds no run", f"did you mean '{run}'?"
+    )
     (tmp_path / "model.onnx").write_bytes(b"onnx")
     refused(
         proxymetric("evaluate", tmp_path / "model.onnx", "--data", "glyphs"), "model.onnx, expected the folder of a run"
@@ -207,8 +209,8 @@ def test_a_folder_that_cannot_be_written_costs_only_the_page(photos, run, monkey
     def full(*args: object, **options: object) -> None:
         raise OSError("could not save: the disk is full")
 
-    monkeypatch.setattr("proxymetric.runs.evaluation_page.draw_evaluation", full)
+    monkeypatch.setattr("proxymetric.runs.evaluate.draw_evaluation", full)
     answer = proxymetric("evaluate", run, "--metrics", "R@1")
     assert answer.code == 0, answer
-    assert "no page: could not save: the disk is full; --report PATH writes it elsewhere" in answer.out
+    assert "no page: could not save: the disk is full; --report PATH writes it elsewhere" in answer.err
     refused(proxymetric("evaluate", run, "--metrics", "R@1", "--report", run.parent / "x.html"), "the disk is full")

@@ -43,14 +43,14 @@ def test_names_that_are_not_utf_8_train_and_are_shown(tmp_path, data):
     for more in (["--set", "data.validation=0.4"], ["--frozen", "--overwrite"]):
         answer = train(data, run, *more)
         assert answer.code == 0, answer
-        assert "class3/caf\\xe9.jpg (the image format is not recognised" in answer.out
+        assert "class3/caf\\xe9.jpg (the image format is not recognised" in answer.err
         bad = read_json(run / "result.json")["bad_images"]
         assert any(name.endswith("caf\\xe9.jpg") for name in bad)
     assert train(data, run, "--frozen", "--resume", "--epochs", "2").code == 0
     assert proxymetric("evaluate", run, "--data", data, "--no-report").code == 0
     answer = proxymetric("embed", run, data, "--out", tmp_path / "x.safetensors")
-    assert "left out, cannot be read: " in answer.out
-    assert "caf\\xe9.jpg (the image format is not recognised" in answer.out
+    assert "left out, cannot be read: " in answer.err
+    assert "caf\\xe9.jpg (the image format is not recognised" in answer.err
     for place in (data, tmp_path / "x.safetensors"):
         answer = proxymetric("search", run, "--in", place, data / "class2" / f"{CAFE}.png", "-k", "30")
         assert answer.code == 0, answer
@@ -174,16 +174,16 @@ def csv_of(data: Path, *, encoding: str = "utf-8", more: str = "") -> Path:
 def test_a_csv_with_a_missing_file_trains_without_it(tmp_path, data):
     answer = train(csv_of(data, more="gone/1.png,class0ü\n"), tmp_path / "run")
     assert answer.code == 0, answer
-    assert "1 of 25 files do not exist and are left out: gone/1.png" in answer.out
+    assert "1 of 25 files do not exist and are left out: gone/1.png" in answer.err
     answer = proxymetric("evaluate", tmp_path / "run", "--data", data / "photos.csv", "--split", "all", "--no-report")
     assert answer.code == 0, answer
-    assert f"left out, cannot be read: {data / 'gone' / '1.png'} (No such file or directory)" in answer.out
+    assert f"left out, cannot be read: {data / 'gone' / '1.png'} (No such file or directory)" in answer.err
 
 
 def test_a_csv_in_utf_16_is_read_and_others_are_named(tmp_path, data):
     answer = train(csv_of(data, encoding="utf-16"), tmp_path / "run")
     assert answer.code == 0, answer
-    assert "class0ü, class1ü, class2ü" in answer.out
+    assert "class0ü, class1ü, class2ü" in answer.err
     file = csv_of(data, encoding="cp1252")
     refused(train(file, tmp_path / "other"), f"{file}: got bytes that are not UTF-8 on line 2, expected", "CSV UTF-8")
     file = csv_of(data, encoding="utf-16-le")
@@ -245,10 +245,10 @@ def test_a_split_trains_and_is_evaluated_as_one(tmp_path):
     data = divided(tmp_path, shared=False)
     answer = train(data, tmp_path / "run")
     assert answer.code == 0, answer
-    assert "24 images of 6 classes to train on, 12 images of 3 classes held out to choose the epoch" in answer.out
-    assert "12 images of 3 classes to test on" in answer.out
-    assert "a split" in answer.out
-    assert "12 classes: class0, class1, class10, ..." in answer.out
+    assert "24 images of 6 classes to train on, 12 images of 3 classes held out to choose the epoch" in answer.err
+    assert "12 images of 3 classes to test on" in answer.err
+    assert "a split" in answer.err
+    assert "12 classes: class0, class1, class10, ..." in answer.err
     result = read_json(tmp_path / "run" / "result.json")
     assert result["evaluated_on"] == "test"
     assert result["data"]["test"].items() >= {"images": 12, "classes": 3}.items()
@@ -263,7 +263,7 @@ def test_a_split_trains_and_is_evaluated_as_one(tmp_path):
     answer = proxymetric("evaluate", tmp_path / "run", "--data", other, "--no-report")
     assert answer.code == 0, answer
     assert "13 images of 3 classes (its test images; --split all scores all of them)" in answer.out
-    assert "a split" in answer.out
+    assert "a split" in answer.err
     assert (
         "49 images of 12 classes"
         in proxymetric("evaluate", tmp_path / "run", "--data", other, "--split", "all", "--no-report").out
@@ -274,7 +274,7 @@ def test_a_classification_split_scores_known_classes_and_says_so(tmp_path):
     data = divided(tmp_path, shared=True)
     answer = train(data, tmp_path / "run", "--refit")
     assert answer.code == 0, answer
-    assert "12 of the 12 test classes are training classes too" in answer.out
+    assert "12 of the 12 test classes are training classes too" in answer.err
     assert "on images not trained on (12 of their 12 classes are training classes), %" in " ".join(answer.out.split())
     result = read_json(tmp_path / "run" / "result.json")
     assert result["data"]["test"].items() >= {"images": 24, "classes": 12, "training_classes": 12}.items()
@@ -285,4 +285,4 @@ def test_a_classification_split_scores_known_classes_and_says_so(tmp_path):
 def test_evaluate_says_what_it_opened(tmp_path, photos):
     assert train(photos, tmp_path / "run").code == 0
     answer = proxymetric("evaluate", tmp_path / "run", "--data", photos, "--no-report")
-    assert "10 classes: class0, class1, class2, ..." in answer.out
+    assert "10 classes: class0, class1, class2, ..." in answer.err

@@ -16,16 +16,10 @@ from conftest import write_photos
 from proxymetric.search import VectorFile
 from proxymetric.studies.collected import read_runs, write_runs
 from proxymetric.system.files import write_json
-from terminal import bytes_of, finished_run, proxymetric, refused, train
+from terminal import bytes_of, proxymetric, refused, train
 
 pytestmark = pytest.mark.usefixtures("no_page")
 GLYPHS = Path(__file__).resolve().parents[2] / "studies" / "glyphs.toml"
-
-
-@pytest.fixture(scope="module")
-def finished(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run; read it, or copy it."""
-    return finished_run(photos, tmp_path_factory.mktemp("runs") / "finished")
 
 
 @pytest.fixture
@@ -143,7 +137,7 @@ def test_export_with_overwrite_replaces_its_own_files(finished, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_report_replaces_no_page_of_others(run, kind):
     path = foreign(kind, run, "report.html")
-    refused(proxymetric("report", run), f"report.html: got {path}", "expected")
+    refused(proxymetric("evaluate", run, "--redraw"), f"report.html: got {path}", "expected")
     same(path, kind)
 
 
@@ -170,8 +164,19 @@ def test_demo_replaces_no_run_of_somebody(run):
 def test_mlrc_replaces_no_result_of_others(photos, tmp_path):
     (tmp_path / "mlrc").mkdir()
     path = foreign("file", tmp_path / "mlrc", "result.json")
-    words = ("--data", photos, "--out", tmp_path / "mlrc", "--backbone", "small", "--set", "data.test=0.5")
-    refused(proxymetric("mlrc", *words), str(path), "expected")
+    words = (
+        "--protocol",
+        "mlrc",
+        "--data",
+        photos,
+        "--out",
+        tmp_path / "mlrc",
+        "--backbone",
+        "small",
+        "--set",
+        "data.test=0.5",
+    )
+    refused(proxymetric("train", *words), str(path), "expected")
     same(path, "file")
 
 

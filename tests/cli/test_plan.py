@@ -1,4 +1,4 @@
-"""`proxymetric plan` from the command line: what users type and what they see."""
+"""`proxymetric methods --plan` from the command line: what users type and what they see."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from proxymetric.runs.planning import count, gigabytes
 from proxymetric.system import device
 from terminal import Answer, proxymetric, refused
 
-FIVE_MILLION = ("plan", "--classes", "5_000_000", "--dim", "512", "--batch", "4096", "--devices", "8")
+FIVE_MILLION = ("methods", "--plan", "5_000_000", "--dim", "512", "--batch", "4096", "--devices", "8")
 
 
 def asked(*words: object) -> dict[str, Any]:
-    """The output of `proxymetric plan WORDS --json`."""
-    answer = proxymetric("plan", *words, "--json")
+    """The output of `proxymetric methods WORDS --json`."""
+    answer = proxymetric("methods", *words, "--json")
     assert answer.code == 0, answer
     return json.loads(answer.out)
 
 
 def test_where_nothing_helps_it_says_so():
-    answer = proxymetric("plan", "--classes", "1M", "--memory", "0.001", "--device", "H200")
+    answer = proxymetric("methods", "--plan", "1M", "--memory", "0.001", "--device", "H200")
     assert answer.code == 0
     assert "it does not fit" in answer.out
     assert "no change that was tried makes it fit" in answer.out
@@ -51,7 +51,7 @@ def test_what_is_no_memory_is_refused(text):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--classes", "many"), ("classes: got 'many'", "5_000_000, 5e6 or 5M")),
+        (("--plan", "many"), ("classes: got 'many'", "5_000_000, 5e6 or 5M")),
         (("--dim", "0"), ("dim: got '0'", "whole number")),
         (("--per-class", "1.5"), ("per_class: got '1.5'",)),
         (("--memory", "lots"), ("memory: got 'lots'", "GB above 0")),
@@ -61,10 +61,10 @@ def test_what_is_no_memory_is_refused(text):
         (("--touched", "some"), ("touched: got 'some'", "expected 'all', 'batch' or a number above 0 and below 1")),
         (("--touched", "1.5"), ("touched: got '1.5'", "above 0 and below 1")),
         (("--touched", "batch", "--devices", "2"), ("devices: got 2 with touched=batch", "expected 1, or touched=all")),
-        (("--method", "proxy-anker"), ("method: got 'proxy-anker'", "did you mean 'proxy-anchor'?")),
-        (("--method", "triplet"), ("method: got 'triplet'", "has no proxies", "expected one of proxy-anchor")),
-        (("--method", "proxy-isa"), ("method: got 'proxy-isa'", "plan its base")),
-        (("--method", "arcface", "--per-class", "2"), ("per_class: got 2", "arcface has one proxy", "expected 1")),
+        (("proxy-anker",), ("method: got 'proxy-anker'", "did you mean 'proxy-anchor'?")),
+        (("triplet",), ("method: got 'triplet'", "has no proxies", "expected one of proxy-anchor")),
+        (("proxy-isa",), ("method: got 'proxy-isa'", "plan its base")),
+        (("arcface", "--per-class", "2"), ("per_class: got 2", "arcface has one proxy", "expected 1")),
         (
             ("--device", "NVIDIA H20"),
             ("device: got 'NVIDIA H20'", "expected one of H200, cpu", "did you mean 'NVIDIA H200'?"),
@@ -74,11 +74,11 @@ def test_what_is_no_memory_is_refused(text):
     ],
 )
 def test_a_mistake_is_one_sentence(words, said):
-    refused(proxymetric("plan", "--classes", "1000", *words), *said)
+    refused(proxymetric("methods", "--plan", "1000", *words), *said)
 
 
 def test_an_unknown_flag_names_the_nearest():
-    answer = proxymetric("plan", "--classes", "1000", "--device-s", "3")
+    answer = proxymetric("methods", "--plan", "1000", "--device-s", "3")
     assert answer.code == 2
     assert "--devices" in answer.err
 
@@ -112,7 +112,7 @@ def test_the_plan_as_people_read_it():
 
 def test_what_does_not_fit_as_people_read_it(monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
-    answer = proxymetric("plan", "--classes", "10M", "--memory", "80", "--device", "H200")
+    answer = proxymetric("methods", "--plan", "10M", "--memory", "80", "--device", "H200")
     assert "it does not fit: 82.77 of 80.00 GB; 2.77 GB too much" in answer.out
     assert re.search(r"--optimizer rowwise-adagrad\W+41\.85\W+yes", answer.out)
     assert re.search(r"--devices 2\W+41\.71\W+yes", answer.out)
@@ -136,23 +136,21 @@ def test_the_plan_as_json():
 
 
 def test_auto_goes_by_the_device():
-    assert asked("--classes", "1M", "--device", "H200")["asked"]["implementation"] == "triton"
-    assert (
-        asked("--classes", "1M", "--device", "cpu", "--implementation", "auto")["asked"]["implementation"] == "chunked"
-    )
+    assert asked("--plan", "1M", "--device", "H200")["asked"]["implementation"] == "triton"
+    assert asked("--plan", "1M", "--device", "cpu", "--implementation", "auto")["asked"]["implementation"] == "chunked"
 
 
 def test_the_accelerator_here_decides_where_nothing_is_said(monkeypatch):
     monkeypatch.setattr(device, "accelerator", lambda: ("NVIDIA A100-SXM4-40GB", 42 * 10**9))
-    found = asked("--classes", "1M")
+    found = asked("--plan", "1M")
     assert found["memory"]["available"] == 42 * 10**9
     assert found["taken"][0] == "rates: measured on NVIDIA H200, because none were measured on NVIDIA A100-SXM4-40GB"
-    assert asked("--classes", "1M", "--memory", "10")["memory"]["available"] == 10 * 10**9
-    assert asked("--classes", "1M", "--device", "h200")["memory"]["available"] == 141 * 10**9
+    assert asked("--plan", "1M", "--memory", "10")["memory"]["available"] == 10 * 10**9
+    assert asked("--plan", "1M", "--device", "h200")["memory"]["available"] == 141 * 10**9
     monkeypatch.setattr(device, "accelerator", lambda: ("NVIDIA H200", 150 * 10**9))
-    assert asked("--classes", "1M")["taken"][0] == "rates: measured on NVIDIA H200"
+    assert asked("--plan", "1M")["taken"][0] == "rates: measured on NVIDIA H200"
     monkeypatch.setattr(device, "accelerator", lambda: None)
-    found = asked("--classes", "1M")
+    found = asked("--plan", "1M")
     assert found["memory"]["available"] == 80 * 10**9
     assert found["taken"][0] == "rates: measured on NVIDIA H200, because this machine has no GPU"
 
@@ -164,7 +162,7 @@ def test_the_accelerator_is_found_where_there_is_one():
 
 
 def test_help_has_an_example_that_runs():
-    examples = re.findall(r"proxymetric (plan -.+)", proxymetric("plan", "--help").out)
+    examples = re.findall(r"proxymetric (methods .*--plan .+)", proxymetric("methods", "--help").out)
     assert len(examples) == 2
     for words in examples:
         assert proxymetric(*words.split()).code == 0

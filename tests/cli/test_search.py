@@ -19,8 +19,8 @@ from terminal import bytes_of, finished_run, proxymetric, refused
 
 
 @pytest.fixture(scope="module")
-def run(photos, tmp_path_factory):
-    return finished_run(photos, tmp_path_factory.mktemp("run") / "run")
+def run(finished):
+    return finished
 
 
 @pytest.fixture(scope="module")
@@ -421,12 +421,12 @@ def test_the_layout_of_an_index(run, photos, tmp_path):
     folder = tmp_path / "photos"
     for number in range(4):
         shutil.copytree(photos / f"class{number}", folder / ("train" if number < 2 else "test") / f"class{number}")
-    (folder / "train" / "class0" / "x.heic").write_bytes(b"heic")
+    (folder / "train" / "class0" / "x.nef").write_bytes(b"raw")
     words = ("index", run, folder, "--out", tmp_path / "a.index")
     refused(proxymetric(*words, "--layout", "nestd"), "layout: got 'nestd'", "did you mean 'nested'?")
     assert not (tmp_path / "a.index").exists()
     answer = proxymetric(*words)
-    assert "left out: images of types that are not read: 1 .heic; convert them to .jpg or .png" in answer.out
+    assert "left out: images of types that are not read: 1 .nef; convert them to .jpg or .png" in answer.out
     assert set(Index(tmp_path / "a.index").classes) == {"class0", "class1", "class2", "class3"}
     assert "0 added, 32 updated, 0 deleted, 0 unchanged" in proxymetric(*words, "--layout", "folder").out
     assert "32 unchanged" in proxymetric(*words).out, "the index remembers its layout"

@@ -33,8 +33,8 @@ def test_a_verb_without_work_for_several_processes_is_refused(verb):
 
 @pytest.mark.usefixtures("in_a_group")
 def test_the_verbs_that_may_run():
-    assert {verb.__name__ for verb in FOR_SEVERAL_PROCESSES} == {"train", "mlrc", "evaluate", "plan"}
-    answer = proxymetric("plan", "--classes", 1000, "--dim", 64, "--batch", 32, "--device", "H200")
+    assert {verb.__name__ for verb in FOR_SEVERAL_PROCESSES} == {"train", "evaluate", "methods"}
+    answer = proxymetric("methods", "--plan", 1000, "--dim", 64, "--batch", 32, "--device", "H200")
     assert answer.code == 0, answer
 
 

@@ -8,12 +8,12 @@ import pytest
 
 from bombs import jpeg_of_scans
 from proxymetric.system.unreadable import MAX_IMAGES_NAMED, unreadable_lines
-from terminal import finished_run, proxymetric, train
+from terminal import proxymetric, train
 
 
 @pytest.fixture(scope="module")
-def run(photos, tmp_path_factory):
-    return finished_run(photos, tmp_path_factory.mktemp("run") / "run")
+def run(finished):
+    return finished
 
 
 @pytest.mark.parametrize("verb", ["index", "embed", "inspect"])
@@ -25,7 +25,7 @@ def test_a_verb_names_the_first_ones(verb, run, photos, tmp_path):
     out = tmp_path / {"index": "a.index", "embed": "a.safetensors", "inspect": "inspected"}[verb]
     answer = proxymetric(verb, run, folder, "--out", out)
     assert answer.code == 0, answer
-    lines = answer.out.splitlines()
+    lines = (answer.out + answer.err).splitlines()
     named = [line for line in lines if "cannot be read: " in line and "(the image format is not recognised" in line]
     assert [any(str(file) in line for line in named) for file in bad] == [True] * MAX_IMAGES_NAMED + [False] * 2
     assert lines[lines.index(named[-1]) + 1] == "... and 2 more"
@@ -39,7 +39,7 @@ def test_every_verb_leaves_out_a_jpeg_of_thousands_of_scans(run, photos, tmp_pat
     for verb, out in (("embed", "a.safetensors"), ("index", "a.index"), ("inspect", "inspected")):
         answer = proxymetric(verb, run, folder, "--out", tmp_path / out)
         assert answer.code == 0, answer
-        assert said in answer.out
+        assert said in answer.out + answer.err
     answer = train(folder, tmp_path / "trained")
     assert answer.code == 0, answer
     assert said in answer.out

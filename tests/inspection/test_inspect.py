@@ -17,12 +17,12 @@ from proxymetric.encoders import build
 from proxymetric.inspection import contents as contents_module
 from proxymetric.inspection.report import COLUMNS
 from proxymetric.models.model import Model
-from terminal import finished_run, proxymetric, refused
+from terminal import proxymetric, refused
 
 
 @pytest.fixture(scope="module")
-def run(photos, tmp_path_factory):
-    return finished_run(photos, tmp_path_factory.mktemp("run") / "run")
+def run(finished):
+    return finished
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +97,10 @@ def test_a_csv_and_the_data_of_the_run(run, photos, tmp_path):
     [row] = rows(tmp_path / "out" / "unreadable.csv")
     assert (Path(row["file"]).name, row["label"]) == ("missing.png", "class1")
     answer = proxymetric("inspect", run, photos, "--out", tmp_path / "other", "--device", "cpu")
-    assert "was trained with these labels" in answer.out
+    assert "was trained with these labels" in answer.err
     answer = proxymetric("inspect", run, photos, "--out", tmp_path / "other", "--untrained", "--device", "cpu")
     assert answer.code == 0
-    assert "was trained with these labels" not in answer.out
+    assert "was trained with these labels" not in answer.err
 
 
 def test_a_label_that_was_changed_is_found(model, tmp_path):

@@ -47,6 +47,7 @@ def run(photos: Path, weights: Path, tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("runs") / "prompted"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("proxymetric.runs.session.draw_report", lambda *args, **kwargs: None)
+        patch.setattr("proxymetric.runs.session.closed_form_rows", lambda *args, **kwargs: {})
         trained(photos, folder, **VIT, encoder__weights=str(weights), encoder__tuning="vpt+bitfit")
     return folder
 
@@ -218,6 +219,7 @@ def test_a_damaged_slim_file_is_refused(run, weights, tmp_path):
 
 def test_full_fine_tuning_is_kept_whole_and_frozen_features_are_not(photos, weights, tmp_path, monkeypatch):
     monkeypatch.setattr("proxymetric.runs.session.draw_report", lambda *args, **kwargs: None)
+    monkeypatch.setattr("proxymetric.runs.session.closed_form_rows", lambda *args, **kwargs: {})
     pixels = images()
     trained(photos, tmp_path / "full", **VIT, encoder__weights=str(weights))
     said = export(tmp_path / "full", {"slim": tmp_path / "full.safetensors"})

@@ -15,15 +15,14 @@ import torch
 import proxymetric as pm
 from hub_server import COMMIT, hub
 from proxymetric.system.files import read_json, write_json
-from terminal import bytes_of, finished_run, proxymetric, refused
+from terminal import bytes_of, proxymetric, refused
 
 FILES = ["README.md", "config.json", "model.safetensors"]
 
 
 @pytest.fixture(scope="module")
-def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run. Only read it."""
-    return finished_run(photos, tmp_path_factory.mktemp("runs") / "finished")
+def run(finished):
+    return finished
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +143,7 @@ def test_verbs_take_an_address(run, photos, tmp_path, monkeypatch):
     ):
         answer = proxymetric(*words, *cpu)
         assert answer.code == 0, (words, answer)
-        assert "not finished" not in answer.out, words
+        assert "not finished" not in answer.out + answer.err, words
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "a.index", "a.safetensors", "birds-inspects-photos", "birds-on-photos.html", "cache", "owl.png",
     ]  # fmt: skip
@@ -161,14 +160,14 @@ def test_embed_takes_an_address_and_refuses_a_wrong_one(run, photos, tmp_path):
     refused(proxymetric("evaluate", address, "--no-report"), "hf://me/birds", "a shared model", "expected --data")
     refused(proxymetric("embed", "hf://me/cats", photos), "'hf://me/cats', which the hub does not have")
     refused(proxymetric("embed", "hf://birds", photos), "run: got 'hf://birds', expected 'hf://owner/name'")
-    for words in (("export", address, "--slim", "b.safetensors"), ("report", address)):
+    for words in (("export", address, "--slim", "b.safetensors"), ("evaluate", address, "--redraw")):
         refused(proxymetric(*words), "RUN: got hf://me/birds, a shared model", "expected the folder of a run")
 
 
 def test_verbs_take_a_folder(shared, photos, tmp_path):
     answer = proxymetric("embed", shared, photos, "--out", tmp_path / "a.safetensors", "--device", "cpu")
     assert answer.code == 0, answer
-    assert "not finished" not in answer.out
+    assert "not finished" not in answer.out + answer.err
     answer = proxymetric("evaluate", shared, "--data", photos, "--no-report", "--device", "cpu")
     assert answer.code == 0, answer
     refused(proxymetric("evaluate", shared, "--no-report"), "a shared model", "expected --data")

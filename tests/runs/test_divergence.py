@@ -15,7 +15,7 @@ from proxymetric.search import VectorFile
 from proxymetric.system.checkpoint import Checkpoint
 from terminal import proxymetric, refused, train
 
-pytestmark = pytest.mark.usefixtures("no_page")
+pytestmark = pytest.mark.usefixtures("only_training")
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("no_page")
 def test_numbers_out_of_range_are_refused_by_name(photos, tmp_path, words, said):
     answer = train(photos, tmp_path / "run", *words)
     refused(answer, said)
-    assert "opening" not in answer.out
+    assert "opening" not in answer.err
     assert not (tmp_path / "run").exists()
 
 
@@ -77,6 +77,6 @@ def test_an_index_holds_finite_numbers():
 def test_weights_are_looked_for_before_the_data_is_opened(photos, tmp_path):
     answer = train(photos, tmp_path / "run", "--weights", tmp_path / "nowhere.safetensors")
     refused(answer, "weights: got", "nowhere.safetensors")
-    assert "opening" not in answer.out
+    assert "opening" not in answer.err
     shutil.rmtree(tmp_path / "run", ignore_errors=True)
     assert not Path(tmp_path / "run").exists()

@@ -35,6 +35,7 @@ def study(tmp_path_factory):
     out = tmp_path_factory.mktemp("mlrc") / "study"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("proxymetric.runs.session.draw_report", lambda *args, **kwargs: None)
+        patch.setattr("proxymetric.runs.session.closed_form_rows", lambda *args, **kwargs: {})
         return out, mlrc("glyphs:40", out=out, **ARGUMENTS)
 
 
@@ -72,7 +73,7 @@ def test_average_and_concatenation(study):
     assert result["finished"] == read_json(out / "fold4" / "result.json")["finished"], "the end of the last fold"
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_it_goes_on_with_the_folds_that_are_left(study, tmp_path):
     class Enough(Exception):
         pass
@@ -109,8 +110,9 @@ def test_the_protocols_own_settings_are_refused(tmp_path):
 
 def test_data_without_test_classes_is_refused_before_any_fold(photos, tmp_path):
     """The flag that the error names exists, and helps."""
-    words = ("mlrc", "--data", photos, "--out", tmp_path / "x", "--backbone", "small", "--epochs", 1, "--size", 16,
-             "--dim", 8, "--device", "cpu", "--set", "view.resize=16", "--set", "data.workers=0")  # fmt: skip
+    words = ("train", "--protocol", "mlrc", "--data", photos, "--out", tmp_path / "x", "--backbone", "small",
+             "--epochs", 1, "--size", 16, "--dim", 8, "--device", "cpu", "--set", "view.resize=16",
+             "--set", "data.workers=0")  # fmt: skip
     refused(proxymetric(*words), "data: got photos, which has no test classes", "--set data.test=0.5")
     assert not (tmp_path / "x").exists()
     answer = proxymetric(*words, "--set", "data.test=0.5", "--folds", 2, "--set", "encoder.dim=4")
@@ -120,9 +122,10 @@ def test_data_without_test_classes_is_refused_before_any_fold(photos, tmp_path):
 
 
 def test_folds_do_not_choose_their_method(photos, tmp_path):
-    refused(
-        proxymetric("mlrc", "--data", photos, "--out", tmp_path / "run", "--method", "auto"), "each fold would choose"
-    )
+    words = ("train", "--protocol", "mlrc", "--data", photos)
+    refused(proxymetric(*words, "--out", tmp_path / "run", "--method", "auto"), "each fold would choose")
+    refused(proxymetric(*words), "out: got none with --protocol mlrc, expected a folder")
+    refused(proxymetric("train", "--folds", 3, "--data", photos), "folds: got 3 without --protocol mlrc")
     assert not (tmp_path / "run" / "fold0").exists()
 
 
@@ -139,7 +142,7 @@ def test_two_processes_equal_one(photos, tmp_path):
 
     def study(size: int, *more: str) -> dict:
         out, port = tmp_path / str(size), free_port()
-        words = ["mlrc", *command(photos, out, "--folds", "2", *more, **settings)[1:]]
+        words = command(photos, out, "--protocol", "mlrc", "--folds", "2", *more, **settings)
         ranks = [
             Process(words, tmp_path / f"text{r}", **(place(r, size, port) if size > 1 else {})) for r in range(size)
         ]

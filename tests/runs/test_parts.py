@@ -15,7 +15,7 @@ import proxymetric as pm
 from proxymetric.system.files import read_json
 from terminal import bytes_of, finished_run, proxymetric, refused, train
 
-pytestmark = pytest.mark.usefixtures("no_page")
+pytestmark = pytest.mark.usefixtures("only_training")
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,8 @@ def test_a_lost_best_is_not_replaced_by_last(run):
     (run / "best.safetensors").unlink()
     before = bytes_of(run)
     refused(resume(run), str(run / "best.safetensors"), "is missing", "--overwrite", "--which last")
-    for words in (("evaluate", run), ("report", run), ("embed", run, run), ("search", run, run, "--in", run)):
+    forms = (("evaluate", run), ("evaluate", run, "--redraw"), ("embed", run, run), ("search", run, run, "--in", run))
+    for words in forms:
         answer = proxymetric(*words)
         assert answer.code == 1, words
     refused(proxymetric("evaluate", run), "best.safetensors is missing", "--which last")
@@ -114,7 +115,7 @@ def test_a_key_of_a_newer_version_names_both_versions(run, table):
 def test_a_damaged_result_is_written_again(run, content):
     whole = read_json(run / "result.json")
     (run / "result.json").write_text(content)
-    refused(proxymetric("report", run), str(run / "result.json"))
+    refused(proxymetric("evaluate", run, "--redraw"), str(run / "result.json"))
     answer = resume(run)
     assert answer.code == 0, answer
     again = read_json(run / "result.json")
@@ -126,9 +127,9 @@ def test_a_damaged_result_is_written_again(run, content):
 def test_a_result_with_values_of_wrong_types_is_no_traceback(run, key):
     result = read_json(run / "result.json")
     (run / "result.json").write_text(json.dumps(result | {key: "x"}))
-    refused(proxymetric("report", run), str(run / "result.json"), key)
+    refused(proxymetric("evaluate", run, "--redraw"), str(run / "result.json"), key)
     (run / "result.json").write_text(json.dumps(result | {"recipe": {}}))
-    refused(proxymetric("report", run), str(run / "result.json"), "recipe")
+    refused(proxymetric("evaluate", run, "--redraw"), str(run / "result.json"), "recipe")
 
 
 def rewritten(file: Path, old: str, new: str) -> None:

@@ -25,8 +25,8 @@ from training_runs import forks
 
 
 @pytest.fixture(scope="module")
-def run(photos, tmp_path_factory):
-    return finished_run(photos, tmp_path_factory.mktemp("run") / "run")
+def run(finished):
+    return finished
 
 
 @pytest.fixture(scope="module")
@@ -381,7 +381,7 @@ def test_what_a_killed_process_embedded_is_not_embedded_again(run, folder, tmp_p
     assert killed_at(words, target, "generations/.00000002", tmp_path / "count") == -signal.SIGKILL
     answer = proxymetric(*words)
     assert answer.code == 0, answer
-    assert "continued: 80 images were embedded before" in answer.out
+    assert "continued: 80 images were embedded before" in answer.err
     assert not (target / "staging").exists()
 
 

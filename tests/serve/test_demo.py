@@ -36,7 +36,7 @@ def asked(monkeypatch):
     return answers
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_the_demo_ends_in_a_search(photos, tmp_path, monkeypatch, asked):
     file = tmp_path / "tiny.toml"
     file.write_text(
@@ -46,11 +46,11 @@ def test_the_demo_ends_in_a_search(photos, tmp_path, monkeypatch, asked):
     monkeypatch.setattr(training, "DEMO_RECIPE", str(file))
     words = ("demo", "--out", tmp_path / "demo", "--device", "cpu")
     first = proxymetric(*words)
-    assert f"proxymetric demo --out {tmp_path / 'demo'} --serve" in first.out
+    assert f"proxymetric demo --out {tmp_path / 'demo'} --serve" in first.err
     for times in (1, 2):
         answer = proxymetric(*words, "--serve")
         assert answer.code == 0, answer
-        assert "holds a finished demo" in answer.out
+        assert "holds a finished demo" in answer.err
         assert "serving 80 images of" in answer.err
         assert len(asked) == times
         _, health, info = asked[-1]

@@ -119,8 +119,9 @@ LINES: dict[str, Words] = {
     "train a CSV": ["train", "--data", "table.csv", "--out", "out/run", *TINY, "--no-report"],
     "train a recipe": ["train", "--recipe", "recipe.toml", "--out", "out/run", "--no-report"],
     "resume": ["train", "--out", "run", "--resume", "--epochs", "2", "--no-report"],
-    "mlrc": ["mlrc", "--data", "table.csv", "--out", "out/folds", "--folds", "2", "--dim", "8", "--backbone", "small",
-             "--epochs", "1", "--size", "16", "--device", "cpu", "--set", "data.workers=0", "--set", "view.resize=16"],
+    "mlrc": ["train", "--protocol", "mlrc", "--data", "table.csv", "--out", "out/folds", "--folds", "2", "--dim", "8",
+             "--backbone", "small", "--epochs", "1", "--size", "16", "--device", "cpu", "--set", "data.workers=0",
+             "--set", "view.resize=16"],
     "evaluate": ["evaluate", "run", "--metrics", "R@1,MAP@R", "--no-report"],
     "evaluate a CSV": ["evaluate", "run", "--data", "table.csv", "--differs", "camera", "--no-report"],
     "evaluate against": ["evaluate", "run", "--data", "photos", "--against", "slim.safetensors", "--no-report"],
@@ -142,12 +143,12 @@ LINES: dict[str, Words] = {
     "slim": ["export", "run", "--slim", "out/slim.safetensors"],
     "hub": ["export", "run", "--hub", "out/hub", "--licence", "mit"],
     "torch": ["export", "run", "--torch", "out/run.pt2"],
-    "report": ["report", "run"],
+    "report": ["evaluate", "run", "--redraw"],
     "study": ["study", "study.toml", "--out", "out/study", "--dry-run", "--data-root", "."],
     "tables": ["study", "study.toml", "--out", "out/study", "--tables", "out/tables"],
     "collect": ["study", "study.toml", "--collect", "run", "--results", "out/results"],
     "methods": ["methods", "proxy-anchor"],
-    "plan": ["plan", "--classes", "1M", "--dim", "512", "--batch", "4096", "--devices", "8", "--json"],
+    "plan": ["methods", "--plan", "1M", "--dim", "512", "--batch", "4096", "--devices", "8", "--json"],
 }  # fmt: skip
 """a valid line of every verb; paths are those of `write_inputs`"""
 PATHS = ("photos", "run", "index", "hub", "table.csv", "cameras.csv", "recipe.toml", "study.toml",
@@ -345,7 +346,7 @@ def _near(random: Random, key: str, default: Any) -> str:
 
 
 def _set(random: Random, words: Words) -> Words:
-    if words[0] not in ("train", "mlrc"):
+    if words[0] != "train":
         return _another_option(random, words)
     if "--resume" in words or random.random() < 0.3:
         return [*words, "--set", _setting(random, None)]

@@ -44,21 +44,26 @@ def train(data: Path | str, out: Path, *words: object) -> Answer:
 
 
 def finished_run(data: Path, folder: Path, *words: object) -> Path:
-    """A tiny finished run without a report."""
-    with mock.patch("proxymetric.runs.session.draw_report", return_value=None):
+    """A tiny finished run without a report and the rows of the closed forms."""
+    session = "proxymetric.runs.session"
+    with (
+        mock.patch(f"{session}.draw_report", return_value=None),
+        mock.patch(f"{session}.closed_form_rows", return_value={}),
+    ):
         answer = train(data, folder, *words)
     assert answer.code == 0, answer
     return folder
 
 
 def refused(answer: Answer, *said: str) -> None:
-    """One sentence on the error stream that says all of `said`, and exit code 1."""
+    """One sentence at the end of the error stream that says all of `said`, and exit code 1."""
     assert answer.code == 1, answer
-    assert answer.err.startswith("proxymetric: "), answer.err
     assert "Traceback" not in answer.err
     assert "Errno" not in answer.err
+    _, begin, sentence = f"\n{answer.err}".rpartition("\nproxymetric: ")
+    assert begin, answer.err
     for part in said:
-        assert part in answer.err, answer.err
+        assert part in sentence, answer.err
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:

@@ -149,7 +149,7 @@ def test_an_output_that_is_full(tmp_path):
 
 def test_only_verbs_with_settings_are_told_of_them():
     fault = RuntimeError("unable to write to file </torch_1>: No space left on device (28)")
-    assert "--set data.workers=0; --resume" in str(sentence(fault, "mlrc"))
+    assert "--set data.workers=0; --resume" in str(sentence(fault, "train"))
     said = sentence(fault, "demo")
     assert said == ("shared memory (/dev/shm): got too little for the processes that read images, expected more")
 

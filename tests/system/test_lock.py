@@ -19,7 +19,7 @@ from terminal import bytes_of, proxymetric, refused, train
 from training_runs import TINY, command, until
 from training_runs import run as tiny_run
 
-pytestmark = pytest.mark.usefixtures("no_page")
+pytestmark = pytest.mark.usefixtures("only_training")
 
 
 class During(Silent):
@@ -148,7 +148,9 @@ def test_mlrc_holds_its_folder(photos, tmp_path):
     out = tmp_path / "mlrc"
     settings = [f"--set={key}={value}" for key, value in TINY.items() if key != "encoder.dim"]
     with locked(out):
-        answer = proxymetric("mlrc", "--data", photos, "--out", out, "--set", "data.test=0.5", *settings)
+        answer = proxymetric(
+            "train", "--protocol", "mlrc", "--data", photos, "--out", out, "--set", "data.test=0.5", *settings
+        )
     refused(answer, f"out: got {out}, in use by process {os.getpid()}")
 
 

@@ -22,11 +22,11 @@ from proxymetric.runs.train import Run
 from proxymetric.sources import LearnedProxies
 from proxymetric.system.checkpoint import Checkpoint
 from proxymetric.training.learner import Learner
-from proxymetric.training.optim import base_rates, clip_gradients, decay_factor, make_optimizer, set_rates, step_if
+from proxymetric.training.optim import clip_gradients, decay_factor, make_optimizer, set_rates, step_if
 from proxymetric.training.options import TrainOptions
 from training_runs import Notes, Process, command, records, run, same_tensors, state
 
-pytestmark = pytest.mark.usefixtures("no_page")
+pytestmark = pytest.mark.usefixtures("only_training")
 STILL = {"view__crop": "none", "view__flip": False}
 """views without random augmentation, so that an image has the same pixels in batches of any size"""
 
@@ -295,10 +295,10 @@ def learner(method: str = "proxy-anchor", frozen: bool = False, **encoder: objec
 
 
 def test_proxies_have_a_hundred_times_the_rate() -> None:
-    assert base_rates(TrainOptions()) == (1e-4, 1e-2)
-    assert base_rates(TrainOptions(frozen=True)) == (1e-3, 1e-1)
-    assert base_rates(TrainOptions(lr=0.5)) == (0.5, 50.0)
-    assert base_rates(TrainOptions(lr=0.5, proxy_lr=0.25)) == (0.5, 0.25)
+    assert TrainOptions().base_rates == (1e-4, 1e-2)
+    assert TrainOptions(frozen=True).base_rates == (1e-3, 1e-1)
+    assert TrainOptions(lr=0.5).base_rates == (0.5, 50.0)
+    assert TrainOptions(lr=0.5, proxy_lr=0.25).base_rates == (0.5, 0.25)
     optimizer = make_optimizer(learner(), TrainOptions())
     assert {group["name"]: group["lr"] for group in optimizer.param_groups} == {
         "head": 1e-4, "backbone": 1e-4, "proxies": 1e-2,

@@ -13,11 +13,11 @@ from typer.main import get_command_name
 from typer.models import CommandInfo
 
 from proxymetric.cli import (
+    caching,
     catalogue,
     evaluating,
     identifying,
     inspecting,
-    planning,
     searching,
     serving,
     studying,
@@ -39,17 +39,15 @@ VERBS = (
     searching.search,
     serving.serve,
     trained.embed,
-    training.mlrc,
     studying.study,
-    trained.export,
-    trained.report,
     catalogue.methods,
-    planning.plan,
+    trained.export,
+    caching.cache,
 )
 """the verbs, in the order of `proxymetric --help`"""
 PARTS = (identifying.add_class, identifying.remove)
 """what follows the word `index`; its help names them"""
-FOR_SEVERAL_PROCESSES = (training.train, training.mlrc, evaluating.evaluate, planning.plan)
+FOR_SEVERAL_PROCESSES = (training.train, evaluating.evaluate, catalogue.methods)
 """the verbs that may run under torchrun"""
 app.registered_commands.sort(key=lambda verb: (*VERBS, *PARTS).index(verb.callback))
 
@@ -121,5 +119,9 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Print a warning as a sentence, without the line of code that Python adds."""
+    """Print a warning as a sentence, without the line of code that Python adds; --quiet leaves it out."""
+    from proxymetric.system.terminal import volume
+
+    if volume().quiet:
+        return
     _say(f"warning: {visible(str(message), keep=chr(10))}", each_start=True)

@@ -46,8 +46,8 @@ def add_class(
     ids = add(opened, model_of(opened, run, device), name, image)
     terminal = Terminal()
     known = f"which had {before}" if before else "a new class"
-    terminal.say(f"{_counted(ids)} of {visible(name)}, {known}: {_first(ids)}")
-    terminal.say(_size(opened))
+    terminal.print(f"{_counted(ids)} of {visible(name)}, {known}: {_first(ids)}")
+    terminal.print(_size(opened))
 
 
 @app.command(
@@ -82,13 +82,13 @@ def remove(
     opened = Index(folder)
     ids = remove_from(opened, name or [], item or [])
     terminal = Terminal()
-    terminal.say(f"removed {_counted(ids)}: {_first(ids)}")
+    terminal.print(f"removed {_counted(ids)}: {_first(ids)}")
     if count := still_there(opened, ids):
-        terminal.say(
+        terminal.print(
             f"{count:,} of them still lie{'s' if count == 1 else ''} in {opened.manifest.photos}: delete the files, or "
             "`proxymetric index` adds them again"
         )
-    terminal.say(_size(opened))
+    terminal.print(_size(opened))
 
 
 def _counted(ids: list[str]) -> str:

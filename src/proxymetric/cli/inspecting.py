@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 @app.command(
     short_help="Find wrong labels, duplicates and odd images in labelled images.",
     epilog=example(
-        "proxymetric inspect runs/birds PHOTOS",
+        "proxymetric inspect runs/birds IMAGES",
         "proxymetric inspect runs/birds labels.csv --out birds-inspected --json",
     ),
 )
 def inspect(
     run: RunOrFile,
-    photos: Annotated[
+    images: Annotated[
         str,
         typer.Argument(
-            metavar="PHOTOS",
+            metavar="IMAGES",
             help="The labelled images, as for `train --data`: a folder with one folder per class, a CSV of file and "
             "class, a pack (.npz), the folder of a benchmark, hf:PLACE, glyphs or digits.",
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Folder to write. Default: RUN-inspects-PHOTOS, next to the run."),
+        typer.Option("--out", "-o", help="Folder to write. Default: RUN-inspects-IMAGES, next to the run."),
     ] = None,
-    layout: Annotated[str, typer.Option(help="Layout of PHOTOS; see `evaluate`.")] = "auto",
+    layout: Annotated[str, typer.Option(help="Layout of IMAGES; see `evaluate`.")] = "auto",
     min_probability: Annotated[
         float, typer.Option(help="List labels that are wrong with at least this probability.")
     ] = 0.5,
@@ -52,37 +52,32 @@ def inspect(
 ) -> None:
     """Find likely wrong labels, duplicates, lonely images and unreadable files, and write CSV files and a page.
 
-    The lists are as long as the data asks for. Nothing in PHOTOS is changed. After a fix, or if it was killed, the same
+    The lists are as long as the data asks for. Nothing in IMAGES is changed. After a fix, or if it was killed, the same
     command embeds only files that it has not seen.
     """
-    from rich.console import Console
-
-    from proxymetric.cli.trained import load_model, unfinished
     from proxymetric.data import open_data
     from proxymetric.inspection import inspect as inspect_images
     from proxymetric.inspection.report import PAGE, check_out
     from proxymetric.models.features import load_untrained
+    from proxymetric.models.load import load_model, unfinished
     from proxymetric.system.terminal import Terminal
 
-    terminal = Terminal(Console(stderr=True)) if as_json else Terminal()
+    terminal = Terminal()
     if not 0 < min_probability < 1:
         raise ValueError(f"min-probability: got {min_probability}, expected a probability between 0 and 1")
     if untrained and weights is not None:
         raise ValueError("untrained, weights: got both, expected one")
-    images = open_data(photos, layout)
-    folder = check_out(default_folder(run, images.name) if out is None else out)
+    data = open_data(images, layout)
+    folder = check_out(default_folder(run, data.name) if out is None else out)
     model = load_untrained(run, device) if untrained else load_model(run, which, device, weights)
-    for note in (*images.notes, *unfinished(run), *([] if untrained else _trained_on(run, images))):
+    for note in (*data.notes, *unfinished(run), *([] if untrained else _trained_on(run, data))):
         terminal.say(note)
-    inspection = inspect_images(model, images, out=folder, listed_from=min_probability, watcher=terminal)
+    inspection = inspect_images(model, data, out=folder, listed_from=min_probability, watcher=terminal)
     if as_json:
-        import json
-
-        typer.echo(json.dumps(inspection.summary(), indent=1))
-    else:
-        for line in report_lines(inspection):
-            terminal.say(line)
-    terminal.say(f"page: {folder / PAGE}")
+        terminal.dump(inspection.summary())
+        return
+    for line in (*report_lines(inspection), f"page: {folder / PAGE}"):
+        terminal.print(line)
 
 
 def default_folder(run: str, data: str) -> Path:

@@ -15,19 +15,9 @@ from proxymetric.system.text import visible
 if TYPE_CHECKING:
     from proxymetric.search import Answer, Index, VectorFile
     from proxymetric.search.questions import Identified, Queries, Results
-    from proxymetric.system.terminal import Terminal
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 OpenPage = Annotated[bool, typer.Option("--open", help="Show the results as a page in the browser.")]
-
-
-def messages(on_stderr: bool) -> Terminal:
-    """Make what messages are printed by: on the error stream where standard output is for results."""
-    from rich.console import Console
-
-    from proxymetric.system.terminal import Terminal
-
-    return Terminal(Console(stderr=True) if on_stderr else None)
 
 
 def print_results(results: Results, as_json: bool, open_page: bool) -> None:
@@ -116,7 +106,7 @@ def answer_as_dict(answer: Answer, far: float) -> dict[str, Any]:
     }
 
 
-def index_as_json(index: Index) -> str:
+def index_as_json(index: Index) -> dict[str, Any]:
     """What `Index.build` did, and what the index holds now, as JSON."""
     from dataclasses import asdict
 
@@ -132,14 +122,14 @@ def index_as_json(index: Index) -> str:
         "bytes_per_vector": stored_bytes(kind, index.dim),
         "engine": index.engine.name,
     }
-    return json.dumps(content | ({} if index.changed is None else asdict(index.changed)), indent=1)
+    return content | ({} if index.changed is None else asdict(index.changed))
 
 
-def vectors_as_json(file: Path, stored: VectorFile) -> str:
+def vectors_as_json(file: Path, stored: VectorFile) -> dict[str, Any]:
     """What `embed` wrote, as JSON."""
     from proxymetric.search.stored_vectors import stored_bytes
 
-    content = {
+    return {
         "file": str(file),
         "images": len(stored),
         "dim": stored.dim,
@@ -147,7 +137,6 @@ def vectors_as_json(file: Path, stored: VectorFile) -> str:
         "bytes_per_vector": stored_bytes(stored.kind, stored.dim),
         "bad": stored.bad,
     }
-    return json.dumps(content, indent=1)
 
 
 def _say_unreadable(queries: Queries) -> None:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from proxymetric.cli.images import ImageArgument, ImagesFolder, check_images, check_searched
-from proxymetric.cli.results import AsJson, OpenPage, index_as_json, messages, print_answers, print_results
+from proxymetric.cli.results import AsJson, OpenPage, index_as_json, print_answers, print_results
 from proxymetric.cli.root import CutDim, Device, RunOrFile, SlimWeights, VectorKind, Which, app, example
-from proxymetric.cli.trained import load_model
 from proxymetric.system.text import visible
 
 if TYPE_CHECKING:
@@ -132,9 +131,11 @@ def index(
     ./remove. Images that `index add-class` added stay, also with --rebuild. Another model cannot embed them again, so
     that --rebuild by another model is refused if there are any, unless --drop-added says that they drop out.
     """
+    from proxymetric.models.load import load_model
     from proxymetric.search import Index
+    from proxymetric.system.terminal import Terminal
 
-    terminal = messages(on_stderr=as_json)
+    terminal = Terminal()
     target = out if out is not None else Path(f"{images.resolve().name}.index")
     built = Index.build(
         target,
@@ -151,11 +152,11 @@ def index(
         drop_added=drop_added,
         replace=replace,
         say=terminal.say,
+        report=None if as_json else terminal.print,
         progress=partial(terminal.work, "embedding"),
     )
     if as_json:
-        typer.echo(index_as_json(built))
-        return
+        terminal.dump(index_as_json(built))
     quoted = shlex.quote(visible(target))
     terminal.say(f"next:\n  proxymetric search {quoted} unknown.jpg\n  proxymetric serve {quoted}")
 
@@ -232,15 +233,17 @@ def search(
     refused, all but the share --far; a message says by which images. An IMAGE that is in the index itself is left out
     of its own class.
     """
+    from proxymetric.models.load import load_model
     from proxymetric.search.questions import identify_files, search_folder, search_index
     from proxymetric.serve.searcher import model_of
+    from proxymetric.system.terminal import Terminal
 
     form = "folder" if searched is not None else "identify" if identify else "index"
     given = {"-k": k, "--open": open_page, "--where": where, "--differs": differs, "--far": far, "--run": run,
              "--which": which != "best", "--weights": weights}  # fmt: skip
     _check_form(form, identify, given)
     if searched is not None:
-        terminal = messages(on_stderr=True)
+        terminal = Terminal()
         check_images(image)
         check_searched(searched)
         model = partial(load_model, place, which, device, weights, terminal.say)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from proxymetric.cli.results import AsJson
 from proxymetric.cli.root import TrustCode, app, example
-from proxymetric.system.text import visible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -68,6 +68,7 @@ def study(
         Path | None,
         typer.Option(metavar="DIR", help="Run nothing; write tables and plots of --results or --out to this folder."),
     ] = None,
+    as_json: AsJson = False,
     trust_code: TrustCode = False,
 ) -> None:
     """Train all runs of a study that are not finished. The same command continues a study that was stopped or killed.
@@ -75,47 +76,42 @@ def study(
     Several runs share a GPU. If a run fails, the others continue, and the command fails at the end. The tables of all
     results so far are written to the folder of the study.
     """
-    from proxymetric.studies.command import Options, execute
+    options = {name: value for name, value in locals().items() if value is not None}
+    as_json = options.pop("as_json")
+    import proxymetric as pm
 
-    options = Options(
-        study=file,
-        out=out,
-        data_root=data_root,
-        jobs=jobs,
-        minutes=minutes,
-        only=only,
-        seeds=seeds,
-        data=data,
-        dry_run=dry_run,
-        overwrite=overwrite,
-        archive=archive,
-        collect=tuple(collect or ()),
-        results=results,
-        embeddings=embeddings,
-        tables=tables,
-        trust_code=trust_code,
-    )
-    code = execute(options, _Screen())
-    if code:
-        raise typer.Exit(code)
+    screen = Screen(quiet=as_json)
+    result = pm.study(**options, reporter=screen)
+    if as_json:
+        screen.terminal.dump(result.as_dict())
+    if result.code:
+        raise typer.Exit(result.code)
 
 
-class _Screen:
-    """Prints events as lines and, in a terminal, a table of the current runs below them."""
+class Screen:
+    """Prints events as lines and, in a terminal, a table of the current runs below them.
 
-    def __init__(self) -> None:
-        from rich.console import Console
+    Args:
+        quiet: print no lines of the result.
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
         from rich.live import Live
 
-        self.console = Console()
-        self.live = Live(console=self.console, auto_refresh=False, transient=True)
+        from proxymetric.system.terminal import Terminal
+
+        self.terminal, self.quiet = Terminal(), quiet
+        self.live = Live(console=self.terminal.console, auto_refresh=False, transient=True)
 
     def say(self, text: str) -> None:
-        text = visible(text, keep="\n\t")
-        self.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=not self.console.is_terminal)
+        self.terminal.say(text)
+
+    def answer(self, text: str) -> None:
+        if not self.quiet:
+            self.terminal.print(text)
 
     def status(self, running: list[dict[str, Any]], summary: str) -> None:
-        if self.console.is_terminal:
+        if self.terminal.live:
             if not self.live.is_started:
                 self.live.start()
             self.live.update(running_table(running, summary), refresh=True)

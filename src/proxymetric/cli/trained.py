@@ -1,28 +1,16 @@
-"""Verbs for a trained run: embed, export, report."""
+"""Verbs for a trained run: embed, export."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from proxymetric.cli.images import ImagesFolder
-from proxymetric.cli.results import AsJson, messages, vectors_as_json
+from proxymetric.cli.results import AsJson, vectors_as_json
 from proxymetric.cli.root import CutDim, Device, RunFolder, RunOrFile, SlimWeights, VectorKind, Which, app, example
-from proxymetric.system.text import visible
-from proxymetric.system.unreadable import unreadable_lines
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from proxymetric.data import ImageSet
-    from proxymetric.models.model import Model
-    from proxymetric.system.terminal import Terminal
-
-UNFINISHED = "{} is not finished: this is its best model so far; `proxymetric train --resume` continues it"
 
 
 @app.command(
@@ -47,9 +35,11 @@ def embed(
     it. With --vectors it holds `codes` (int8) instead, and for binary also `bits`.
     Earlier vectors of the same model are replaced; any other file is kept.
     """
+    from proxymetric.models.load import load_model
     from proxymetric.search import VectorFile
+    from proxymetric.system.terminal import Terminal
 
-    terminal = messages(on_stderr=as_json)
+    terminal = Terminal()
     target = out if out is not None else Path(f"{images.resolve().name}.safetensors")
     stored = VectorFile.build(
         target,
@@ -59,10 +49,11 @@ def embed(
         vectors=vectors or "float32",
         overwrite=overwrite,
         say=terminal.say,
+        report=None if as_json else terminal.print,
         progress=partial(terminal.work, "embedding"),
     )
     if as_json:
-        typer.echo(vectors_as_json(target, stored))
+        terminal.dump(vectors_as_json(target, stored))
 
 
 @app.command(
@@ -108,66 +99,3 @@ def export(
     written = write_files(run, files, which=which, takes=takes, overwrite=overwrite, licence=licence)
     for file, description in written.items():
         typer.echo(f"{file}: {description}")
-
-
-@app.command(short_help="Draw the report of a finished run again.", epilog=example("proxymetric report runs/birds"))
-def report(run: RunFolder) -> None:
-    """Draw the page report.html of a finished run again.
-
-    The images must be where they were in training.
-    """
-    from proxymetric.runs.report import remake_report
-    from proxymetric.system.terminal import Terminal
-
-    terminal = Terminal()
-    terminal.say(f"report: {remake_report(run, terminal)}")
-
-
-def load_model(
-    run: str, which: str, device: str | None, weights: Path | None, say: Callable[[str], None] | None = None
-) -> Model:
-    """Load the model that a verb uses; `say` is told about a run that is not finished."""
-    from proxymetric.models.load import load
-    from proxymetric.models.place import RunFolder, place_of
-
-    place = place_of(run)
-    if weights is not None and isinstance(place, RunFolder) and place.exists():
-        raise ValueError(
-            f"--weights: got {weights} with the run {run}, which has its own weights; expected it only with a file of "
-            "`export --slim`"
-        )
-    model = load(place, which, device, weights)
-    if say is not None and isinstance(place, RunFolder) and not place.is_finished():
-        say(UNFINISHED.format(run))
-    return model
-
-
-def unfinished(run: str) -> list[str]:
-    """A sentence about a run that is not finished; an empty list for a finished run, a slim file or a shared model."""
-    from proxymetric.models.place import RunFolder, place_of
-
-    place = place_of(run)
-    return [UNFINISHED.format(run)] if isinstance(place, RunFolder) and not place.is_finished() else []
-
-
-def embed_images(
-    model: Model, images: ImageSet | list[Path], terminal: Terminal, what: str = "embedding", again: bool = False
-) -> tuple[Tensor, list[int]]:
-    """Embed all images that can be read, and name the others; return the vectors and the indices of their images.
-
-    `again`: the images were embedded before, by another model, and the others named.
-    """
-    bad: list[str] = []
-    vectors, indices = model.embed(
-        images,
-        errors="skip",
-        progress=lambda done, total: terminal.work(what, done, total),
-        on_bad=lambda title, reason: bad.append(f"{visible(title)} ({reason})"),
-    )
-    for line in unreadable_lines([] if again else bad):
-        terminal.say(line)
-    if not indices:
-        raise ValueError(
-            f"images: got {len(images)} images, none of which can be read; expected images that can be decoded"
-        )
-    return vectors, indices

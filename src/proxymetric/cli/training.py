@@ -1,15 +1,19 @@
-"""Verbs that train: demo, train, mlrc."""
+"""Verbs that train: demo, train."""
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from proxymetric.cli.catalogue import complete_method
 from proxymetric.cli.root import Data, Device, TrustCode, app, example
 from proxymetric.cli.serving import serve_demo
+from proxymetric.runs.protocol import FOLD_DIM, MLRC
 from proxymetric.system.text import visible
 
 if TYPE_CHECKING:
@@ -17,13 +21,11 @@ if TYPE_CHECKING:
     from proxymetric.system.terminal import Terminal
 
 Method = Annotated[
-    str | None, typer.Option("--method", "-m", help="Name of the method; `proxymetric methods` lists them.")
-]
-MethodOrAuto = Annotated[
     str | None,
     typer.Option(
         "--method",
         "-m",
+        autocompletion=complete_method,
         help="Name of the method; `proxymetric methods` lists them. auto tries some on your images and takes the best; "
         "whitening and lda compute the head in seconds; module:function is one of your own.",
     ),
@@ -87,8 +89,8 @@ def demo(
     terminal.say(
         f"next: open {out / 'report.html'} in a browser; search among the characters it was not trained on:\n"
         f"  proxymetric demo{'' if out == Path('runs/demo') else f' --out {shlex.quote(visible(out))}'} --serve\n"
-        "then train on your own images (PHOTOS/<class>/*.jpg):\n"
-        "  proxymetric train --data PHOTOS --out runs/photos"
+        "then train on your own images (IMAGES/<class>/*.jpg):\n"
+        "  proxymetric train --data IMAGES --out runs/photos"
     )
 
 
@@ -108,17 +110,25 @@ def _check_demo(out: Path) -> None:
         raise ValueError(f"out: got {out}, which holds a run that is not a demo; expected another folder with --out")
 
 
+def _defaults() -> dict[str, Any]:
+    from proxymetric.runs.flags import defaults
+
+    return defaults()
+
+
 @app.command(
-    short_help="Train on labelled images and score classes never trained on.",
+    defaults=_defaults,
+    short_help="Train on labelled images and score unseen classes.",
     epilog=example(
-        "proxymetric train --data PHOTOS --backbone resnet50 --method proxy-anchor",
-        "proxymetric train --data PHOTOS --frozen --set loss.margin=0.2 --set train.patience=5",
+        "proxymetric train --data IMAGES --backbone resnet50 --method proxy-anchor",
+        "proxymetric train --data IMAGES --frozen --set loss.margin=0.2 --set train.patience=5",
         "proxymetric train --data CUB_200_2011 --recipe cub/proxy-anchor",
+        "proxymetric train --data CUB_200_2011 --recipe cub/proxy-anchor --protocol mlrc --out runs/mlrc-cub",
     ),
 )
 def train(
     data: Data = None,
-    method: MethodOrAuto = None,
+    method: Method = None,
     backbone: Backbone = None,
     weights: BackboneWeights = None,
     tuning: Annotated[
@@ -135,7 +145,9 @@ def train(
     epochs: Epochs = None,
     batch: Annotated[int | None, typer.Option(help="Images in a forward pass.")] = None,
     size: Size = None,
-    dim: Annotated[int | None, typer.Option(help="Dimensions of the embedding.")] = None,
+    dim: Annotated[
+        int | None, typer.Option(help=f"Dimensions of the embedding; {FOLD_DIM} with --protocol {MLRC}.")
+    ] = None,
     nested: Annotated[
         str | None,
         typer.Option(
@@ -174,10 +186,12 @@ def train(
     protocol: Annotated[
         str | None,
         typer.Option(
-            help="Which classes choose the epoch: held-out (a fifth of the training classes, the default), last (none; "
-            "the last epoch counts) or papers (the test classes, as most papers do; the scores are labelled)."
+            help="Which classes choose the epoch: held-out (a fifth of the training classes), last (none; the last "
+            "epoch counts) or papers (the test classes, as most papers do; the scores are labelled). mlrc trains a "
+            "model for each of several folds (Musgrave et al. 2020)."
         ),
     ] = None,
+    folds: Annotated[int | None, typer.Option(help="With --protocol mlrc: the number of folds and of models.")] = None,
     settings: Settings = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     overwrite: Overwrite = False,
@@ -187,63 +201,79 @@ def train(
     """Train on labelled images, choose the best epoch on held-out classes, score unseen classes and write a report.
 
     Ctrl-C saves the run; the same command with --resume continues it.
+
+    --protocol mlrc cuts the training classes into folds. It trains one model for each fold, MAP@R on that fold chooses
+    its epoch, and the test classes get two scores: the mean over the models, and that of their concatenated embeddings.
     """
+    arguments = dict(locals())
     from proxymetric.system.terminal import Terminal
 
-    if resume and out is not None:
-        from proxymetric.runs.folder import check_spelling
-
-        check_spelling(out)
     # --tuning becomes the first setting, so that --set wins over it.
-    overrides = [*([] if tuning is None else [f"encoder.tuning={tuning}"]), *(settings or ())]
+    arguments["settings"] = [*([] if tuning is None else [f"encoder.tuning={tuning}"]), *(settings or ())]
+    del arguments["tuning"]
     terminal = Terminal()
-    run = _train(
-        terminal,
-        data=data,
-        recipe=recipe,
-        method=method,
-        backbone=backbone,
-        weights=weights,
-        out=out,
-        epochs=epochs,
-        batch=batch,
-        size=size,
-        dim=dim,
-        nested=nested,
-        lr=lr,
-        seed=seed,
-        cache=cache,
-        device=device,
-        frozen=frozen,
-        refit=refit,
-        start=start,
-        whiten=whiten,
-        protocol=protocol,
-        settings=overrides,
-        resume=resume,
-        overwrite=overwrite,
-        report=report,
-        trust_code=trust_code,
-    )
+    if protocol == MLRC:
+        _train_folds(terminal, arguments)
+        return
+    if arguments.pop("folds") is not None:
+        raise ValueError(f"folds: got {folds} without --protocol {MLRC}, which trains a model for each fold")
+    run = _train(terminal, **arguments)
     folder = shlex.quote(visible(run.folder))
     terminal.say(
         "next:\n"
-        f"  proxymetric evaluate {folder} --data OTHER_PHOTOS   (scores on classes that the model has not seen)\n"
-        f"  proxymetric index {folder} ALL_PHOTOS --out all.index\n"
+        f"  proxymetric evaluate {folder} --data OTHER_IMAGES   (scores on classes that the model has not seen)\n"
+        f"  proxymetric index {folder} ALL_IMAGES --out all.index\n"
         "  proxymetric search all.index unknown.jpg"
     )
 
 
-def _train(terminal: Terminal, **arguments: object) -> Run:
+def _train(terminal: Terminal, **arguments: Any) -> Run:
     """Train and print the scores."""
     from proxymetric.runs import train as whole_run
     from proxymetric.runs.score import size_rows
     from proxymetric.runs.summary import result_lines, score_heading
     from proxymetric.system.tables import score_table
+
+    with _until_stopped(terminal):
+        run = whole_run.train(**arguments, watcher=terminal)
+    if any(run.result.rows.values()):
+        terminal.show(score_table(score_heading(run.result), run.result.rows))
+    if run.result.sizes:
+        terminal.show(score_table("its vectors cut and made smaller, %", size_rows(run.result.sizes)))
+    terminal.print(result_lines(run.result))
+    if run.result.auto is not None and not run.result.auto["trials"]:
+        terminal.print(f"--method auto took the default, {run.result.auto['method']}; {run.result.auto['reason']}")
+    page = run.folder / "report.html"
+    terminal.print(f"report: {page}" if page.is_file() else f"result: {run.folder / 'result.json'}")
+    return run
+
+
+def _train_folds(terminal: Terminal, arguments: dict[str, Any]) -> None:
+    """Follow the protocol of "A Metric Learning Reality Check" and print its two scores."""
+    from proxymetric.runs.mlrc import mlrc
+    from proxymetric.system.tables import score_table
+
+    if arguments["out"] is None:
+        raise ValueError(f"out: got none with --protocol {MLRC}, expected a folder for the runs of all folds")
+    typed = {key: value for key, value in arguments.items() if value is not None and key != "protocol"}
+    with _until_stopped(terminal):
+        result = mlrc(**typed, watcher=terminal)
+    folds, dim = result["folds"], result["dim"]  # --set encoder.dim wins over --dim
+    rows = {
+        f"average of {folds} x {dim}-D": result["average"],
+        f"concatenated, {folds * dim}-D": result["concatenated"],
+    }
+    terminal.show(score_table("on the test classes, %", rows, ("P@1", "R@1", "P@R", "MAP@R", "nDCG@8")))
+    terminal.print(f"result: {arguments['out'] / 'result.json'}")
+
+
+@contextlib.contextmanager
+def _until_stopped(terminal: Terminal) -> Iterator[None]:
+    """Say what is kept when Ctrl-C or SIGTERM stops a training, and end with code 130."""
     from proxymetric.training.trainer import Interrupted
 
     try:
-        run = whole_run.train(**arguments, watcher=terminal)  # type: ignore[arg-type]
+        yield
     except Interrupted:
         terminal.close()
         terminal.say("saved; the same command with --resume continues the run")
@@ -254,86 +284,3 @@ def _train(terminal: Terminal, **arguments: object) -> Run:
         raise typer.Exit(130) from None
     finally:
         terminal.close()
-    if any(run.result.rows.values()):
-        terminal.show(score_table(score_heading(run.result), run.result.rows))
-    if run.result.sizes:
-        terminal.show(score_table("its vectors cut and made smaller, %", size_rows(run.result.sizes)))
-    terminal.say(result_lines(run.result))
-    if run.result.auto is not None and not run.result.auto["trials"]:
-        terminal.say(f"--method auto took the default, {run.result.auto['method']}; {run.result.auto['reason']}")
-    page = run.folder / "report.html"
-    terminal.say(f"report: {page}" if page.is_file() else f"result: {run.folder / 'result.json'}")
-    return run
-
-
-@app.command(
-    short_help="Compare methods fairly: train one model per fold, test once.",
-    epilog=example("proxymetric mlrc --data CUB_200_2011 --recipe cub/proxy-anchor --out runs/mlrc-cub"),
-)
-def mlrc(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the runs of the folds and for the result.")],
-    data: Data = None,
-    method: Method = None,
-    backbone: Backbone = None,
-    weights: BackboneWeights = None,
-    recipe: RecipeName = None,
-    epochs: Epochs = None,
-    size: Size = None,
-    folds: Annotated[int, typer.Option(help="Number of folds and of models.")] = 4,
-    dim: Annotated[int, typer.Option(help="Dimensions of each model.")] = 128,
-    seed: Seed = None,
-    cache: Cache = None,
-    device: Device = None,
-    settings: Settings = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Keep finished folds and continue the interrupted one.")
-    ] = False,
-    overwrite: Overwrite = False,
-    trust_code: TrustCode = False,
-) -> None:
-    """Follow the protocol of "A Metric Learning Reality Check" (Musgrave et al. 2020).
-
-    The training classes are cut into folds. One model is trained for each fold, and MAP@R on that fold chooses its
-    epoch. On the test classes two scores are given: the mean over the models, and the score of their concatenated
-    embeddings. The data must have test classes.
-    """
-    from proxymetric.runs import mlrc as protocol
-    from proxymetric.system.tables import score_table
-    from proxymetric.system.terminal import Terminal
-    from proxymetric.training.trainer import Interrupted
-
-    terminal = Terminal()
-    try:
-        result = protocol.mlrc(
-            data,
-            out=out,
-            recipe=recipe,
-            method=method,
-            backbone=backbone,
-            weights=weights,
-            epochs=epochs,
-            size=size,
-            folds=folds,
-            dim=dim,
-            seed=seed,
-            cache=cache,
-            device=device,
-            settings=settings or (),
-            resume=resume,
-            overwrite=overwrite,
-            trust_code=trust_code,
-            watcher=terminal,
-        )
-    except Interrupted:
-        terminal.say("saved; the same command with --resume continues the run")
-        raise typer.Exit(130) from None
-    except KeyboardInterrupt as error:
-        terminal.say(str(error) or "stopped")
-        raise typer.Exit(130) from None
-    dim = result["dim"]  # --set encoder.dim wins over --dim
-    rows = {
-        f"average of {folds} x {dim}-D": result["average"],
-        f"concatenated, {folds * dim}-D": result["concatenated"],
-    }
-    terminal.show(score_table("on the test classes, %", rows, ("P@1", "R@1", "P@R", "MAP@R", "nDCG@8")))
-    terminal.say(f"result: {out / 'result.json'}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ from proxymetric.system.files import read_json
 UNSAFE = r"[^\w.-]+"
 """characters of a name of data that a file name is better without"""
 
-__all__ = ["is_refitted", "is_run", "load", "next_to", "read_run"]
+__all__ = ["is_refitted", "is_run", "load", "load_model", "next_to", "read_run", "unfinished"]
 
 
 def load(
@@ -73,6 +74,39 @@ def load(
     if weights is not None:
         model.source["weights"] = os.path.abspath(weights)
     return model
+
+
+def load_model(
+    run: str | Path | Place,
+    which: str,
+    device: str | torch.device | None,
+    weights: str | Path | None,
+    say: Callable[[str], None] | None = None,
+) -> Model:
+    """Load a model for a person: a run has weights of its own, and `say` is told that it is not finished.
+
+    Raises:
+        ValueError: weights are given for a run, or the model cannot be loaded.
+    """
+    place = place_of(run)
+    if weights is not None and isinstance(place, RunFolder) and place.exists():
+        raise ValueError(
+            f"--weights: got {weights} with the run {run}, which has its own weights; expected it only with a file of "
+            "`export --slim`"
+        )
+    model = load(place, which, device, weights)
+    for sentence in unfinished(place):
+        if say is not None:
+            say(sentence)
+    return model
+
+
+def unfinished(run: str | Path | Place) -> list[str]:
+    """A sentence about a run that is not finished; an empty list for a finished run, a slim file or a shared model."""
+    place = place_of(run)
+    if not isinstance(place, RunFolder) or place.is_finished():
+        return []
+    return [f"{place} is not finished: this is its best model so far; `proxymetric train --resume` continues it"]
 
 
 def is_run(place: str | Path | Place) -> bool:

@@ -16,7 +16,6 @@ from proxymetric.papers import CLOSED_FORMS
 from proxymetric.papers.closed_form import UNTRAINED as UNTRAINED_METHOD
 from proxymetric.runs.result import PIXELS, TRAINED, UNTRAINED, Result
 from proxymetric.runs.score import EmbeddedSet, rates_below_one_pair, score, search_task
-from proxymetric.training.optim import base_rates
 from proxymetric.training.options import TrainOptions
 
 MIN_CLASSES = 5
@@ -217,7 +216,7 @@ def advice(recipe: dict[str, Any], classes: int | None = None) -> str:
     """
     train = recipe["train"]
     steps = []
-    rate = base_rates(TrainOptions(lr=train.get("lr"), frozen=bool(train.get("frozen"))))[0]
+    rate = TrainOptions(lr=train.get("lr"), frozen=bool(train.get("frozen"))).base_rates[0]
     steps.append(f"another learning rate (--lr {rate / 10:g} or {rate * 10:g})")
     steps.append("training the backbone too (without --frozen)" if train.get("frozen") else "--frozen")
     steps.append("more training classes" + (f" (there were {classes})" if classes else ""))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from proxymetric.runs.recipe import Recipe
-from proxymetric.training.optim import base_rates
 from proxymetric.training.trainer import Trainer
 
 
@@ -19,7 +18,7 @@ def check_trained(trainer: Trainer, recipe: Recipe) -> None:
     """
     if not trainer.skipped or any("loss" in record for record in trainer.curve):
         return
-    rate, proxy_rate = base_rates(recipe.train)
+    rate, proxy_rate = recipe.train.base_rates
     weights = f", or other weights than {recipe.encoder['weights']}" if recipe.encoder["weights"] else ""
     raise ValueError(
         f"train: got no step with a finite loss and gradient (all {trainer.skipped} were skipped), so there is no "

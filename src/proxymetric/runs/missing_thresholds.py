@@ -83,5 +83,5 @@ def _store(folder: Path, embedded: EmbeddedSet) -> str:
     values = ", ".join(f"{point['threshold'][0]:.3f}" for point in points)
     return (
         f"the run had no thresholds; chosen on its {thresholds['classes']} held-out classes, at false-match rates of "
-        f"{rates}: {values}; `proxymetric report {folder}` draws them"
+        f"{rates}: {values}; `proxymetric evaluate {folder} --redraw` draws them"
     )

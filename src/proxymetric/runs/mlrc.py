@@ -17,6 +17,7 @@ from proxymetric.core.normalisation import unit
 from proxymetric.data import open_data, split
 from proxymetric.runs import recipe as recipes
 from proxymetric.runs.evaluation_set import unseen_vectors
+from proxymetric.runs.protocol import FOLD_DIM, FOLDS
 from proxymetric.runs.score import EmbeddedSet, score
 from proxymetric.runs.train import Run, read_recipe, train
 from proxymetric.system.files import check_output, read_json, write_json
@@ -24,8 +25,6 @@ from proxymetric.system.lock import locked
 from proxymetric.system.watcher import Silent, Watcher
 from proxymetric.training.process_group import ProcessGroup
 
-FOLDS = 4
-DIM = 128
 FIXED_KEYS = ("data.validation", "train.monitor", "protocol")
 """keys of the recipe that the protocol sets"""
 
@@ -35,7 +34,7 @@ def mlrc(
     *,
     out: str | Path,
     folds: int = FOLDS,
-    dim: int = DIM,
+    dim: int = FOLD_DIM,
     settings: Iterable[str] | Mapping[str, Any] = (),
     resume: bool = False,
     watcher: Watcher | None = None,

@@ -14,5 +14,12 @@ shown"""
 CHOSE_EPOCH = "not trained on, but they chose the epoch"
 """label of held-out classes wherever their scores are shown"""
 
+MLRC = "mlrc"
+"""the protocol of "A Metric Learning Reality Check", which trains several models (`runs.mlrc`)"""
+FOLDS = 4
+"""folds and models of that protocol"""
+FOLD_DIM = 128
+"""dimensions of each of these models"""
+
 CHOSEN_ON_TEST = "epoch chosen on the test half"
 """label of the scores of protocol `papers`"""

@@ -31,11 +31,14 @@ from typing import Any
 from proxymetric.arguments.checks import MAX_DIM, SIZES
 from proxymetric.arguments.recipe_keys import everyday_hint
 from proxymetric.arguments.signatures import did_you_mean, fit, one_of
-from proxymetric.runs.protocol import PROTOCOLS
+from proxymetric.runs.protocol import MLRC, PROTOCOLS
 from proxymetric.system.files import read_toml
 from proxymetric.training.options import TrainOptions
 
-TOP_KEYS = ("method", "protocol", "seed")
+TOP_DEFAULTS: dict[str, Any] = {"method": "proxy-anchor", "protocol": "held-out", "seed": 0}
+"""the keys outside the tables, with their defaults"""
+SMALL_SIZE, SIZE = 32, 224
+"""side of the images in pixels for the backbone `small`, and for all others"""
 TABLES = ("data", "view", "encoder", "loss", "train")
 CACHES = ("auto", "none", "memory", "device")
 DECODINGS = ("full", "reduced")
@@ -302,7 +305,7 @@ def check(raw: Mapping[str, Any]) -> Recipe:
         if name in TABLES and not isinstance(table, Mapping):
             raise ValueError(f"{name}: got {table!r}, expected a table, or a key of it: {name}.KEY=VALUE")
     tables: dict[str, dict[str, Any]] = {name: dict(raw.get(name, {})) for name in TABLES}
-    method = raw.get("method", "proxy-anchor")
+    method = raw.get("method", TOP_DEFAULTS["method"])
     if not isinstance(method, str):
         raise ValueError(f"method: got {method!r}, expected a name, such as 'proxy-anchor'")
     builders: dict[str, Callable[..., Any]] = {
@@ -312,12 +315,17 @@ def check(raw: Mapping[str, Any]) -> Recipe:
         "loss": lookup(method),
         "train": TrainOptions,
     }
-    protocol = raw.get("protocol", "held-out")
+    protocol = raw.get("protocol", TOP_DEFAULTS["protocol"])
+    if protocol == MLRC:
+        raise ValueError(
+            "protocol: got 'mlrc', which trains several models; expected it as `proxymetric train --protocol mlrc`, or "
+            "in Python `proxymetric.runs.mlrc.mlrc`"
+        )
     one_of("protocol", protocol, PROTOCOLS)
     for key in raw:
-        if key not in TOP_KEYS and key not in TABLES:
+        if key not in TOP_DEFAULTS and key not in TABLES:
             raise ValueError(f"recipe: got the key {key!r}, expected {_expected_key(key, builders)}")
-    seed = raw.get("seed", 0)
+    seed = raw.get("seed", TOP_DEFAULTS["seed"])
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= MAX_SEED:
         raise ValueError(f"seed: got {seed!r}, expected a whole number of at least 0 and at most {MAX_SEED}")
     imply_settings(method, protocol, tables)
@@ -333,7 +341,7 @@ def check(raw: Mapping[str, Any]) -> Recipe:
         # Store the size with the given keys, so that a run can be resumed without the weights file.
         raw = merged(raw, {"view": {"size": needed_size}})
         tables["view"]["size"] = needed_size
-    size = {"size": 32 if encoder["backbone"] == "small" else 224}
+    size = {"size": SMALL_SIZE if encoder["backbone"] == "small" else SIZE}
     view_defaults = size if view_name is None else named_view(view_name, tables["view"].get("size"))["train"]
     if protocol == "papers" and "R@1" in tables["train"].get("metrics", TrainOptions.metrics):
         tables["train"].setdefault("monitor", "R@1")
@@ -435,6 +443,6 @@ def complete(
 def _expected_key(key: str, builders: Mapping[str, Callable[..., Any]]) -> str:
     """The keys that are allowed at the top level, and a suggestion for an unknown key, such as `loss.margin`."""
     homes = [f"{table}.{key}" for table, builder in builders.items() if key in inspect.signature(builder).parameters]
-    known = (*TOP_KEYS, *builders)
+    known = (*TOP_DEFAULTS, *builders)
     hint = f"; did you mean {homes[0]!r}?" if homes else everyday_hint(key) or did_you_mean(key, known)
     return f"one of {', '.join(known)}{hint}"

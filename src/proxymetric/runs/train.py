@@ -17,34 +17,11 @@ from proxymetric.runs import recipe as recipes
 from proxymetric.runs import same_everywhere
 from proxymetric.runs.assemble import train_view
 from proxymetric.runs.auto_method import AUTO, without_auto
+from proxymetric.runs.flags import FLAGS
 from proxymetric.runs.session import Run, RunSession
 from proxymetric.system.files import printable
 from proxymetric.system.watcher import Silent, Watcher
 from proxymetric.training.process_group import ProcessGroup, restarts
-
-FLAGS = {
-    "data": "data.path",
-    "method": "method",
-    "backbone": "encoder.backbone",
-    "tuning": "encoder.tuning",
-    "weights": "encoder.weights",
-    "epochs": "train.epochs",
-    "batch": "train.batch",
-    "size": "view.size",
-    "transform": "view.transform",
-    "dim": "encoder.dim",
-    "nested": "loss.nested",
-    "lr": "train.lr",
-    "seed": "seed",
-    "cache": "data.cache",
-    "device": "train.device",
-    "frozen": "train.frozen",
-    "refit": "train.refit",
-    "start": "train.start",
-    "whiten": "train.whiten",
-    "protocol": "protocol",
-}
-"""arguments of `train` -> the keys of the recipe that they set"""
 
 
 def train(
@@ -112,7 +89,7 @@ def train(
         start: "whitening" or "lda" computes the head from the features of the backbone before training.
         whiten: afterwards put the whitening of the trained vectors behind the head, if it scores higher on the held-out
             classes; with `resume` also for a finished run.
-        protocol: which classes choose the epoch, see `proxymetric.runs.protocol`.
+        protocol: which classes choose the epoch, see `proxymetric.runs.protocol`; `proxymetric.runs.mlrc` trains folds.
         settings: any keys of the recipe: `{"loss.margin": 0.2}` or `["loss.margin=0.2"]`.
         resume: continue the run in the folder `out`.
         overwrite: replace the run in the folder `out`.
@@ -173,6 +150,8 @@ def _train(
 ) -> Run:
     """Train from unchecked tables."""
     folder = folders.default_folder(raw) if out is None else Path(out)
+    if resume and out is not None:
+        folders.check_spelling(folder)
     chooses = raw.get("method") == AUTO
     if chooses:
         raw = without_auto(raw)

@@ -71,6 +71,7 @@ def build(
     drop_added: bool = False,
     replace: bool = False,
     say: Callable[[str], None] | None = None,
+    report: Callable[[str], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Index:
     """Build an index of a folder of images, or bring it up to date: what `proxymetric index` does.
@@ -95,6 +96,7 @@ def build(
         drop_added: with `rebuild`, items that are no files of the folder do not stay.
         replace: `images` takes the place of the folder that the index was made of, whose images drop out.
         say: called with each sentence about the work, such as `print`.
+        report: called with each line about the index that was built; None: `say` is.
         progress: called with the number of images that are embedded and the number that are to be embedded.
 
     Returns:
@@ -165,10 +167,11 @@ def build(
     )
     index.changed.absent = [name for name in columns or () if name not in index]
     picture = draw_sizes(index, whole.nested or ())
-    if say is not None:
-        _describe(index, folder, f"{len(columns or ())} files of {metadata}", picture, engine_before, say)
+    tell_result = report or tell
+    if say is not None or report is not None:
+        _describe(index, folder, f"{len(columns or ())} files of {metadata}", picture, engine_before, tell, tell_result)
     if parquet is not None:
-        tell(f"vectors: {write_parquet(index, parquet)}")
+        tell_result(f"vectors: {write_parquet(index, parquet)}")
     return index
 
 
@@ -304,6 +307,7 @@ def _describe(
     picture: Path | None,
     engine_before: dict[str, Any],
     say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> None:
     """Say what was done and left out, how large and how fast the index is, and what would be faster."""
     changed = index.changed
@@ -316,17 +320,17 @@ def _describe(
         say(f"{len(absent)} of the {table} are not in the index: {named}")
     if changed.continued:
         say(f"continued: {changed.continued} images were embedded before")
-    say(
+    report(
         f"{len(index):,} images in {index.folder}: {changed.added} added, {changed.updated} updated, "
         f"{changed.deleted} deleted, {changed.unchanged} unchanged"
     )
-    say(vectors_line(index))
+    report(vectors_line(index))
     if picture is not None:
-        say(f"bytes against what is found: {picture}")
+        report(f"bytes against what is found: {picture}")
     if (recall := index.manifest.engine.get("recall")) is not None:
         share, queries = f"{100 * recall['value']:.1f} %", recall["queries"]
-        say(f"faiss finds {share} of the {recall['k']} nearest images, measured with {queries} queries")
-        say(advice_on_speed(index.engine, index.vectors))
+        report(f"faiss finds {share} of the {recall['k']} nearest images, measured with {queries} queries")
+        report(advice_on_speed(index.engine, index.vectors))
     if index.engine.name == "exact" and len(index) > MAX_EXACT:
         say(f"more than {MAX_EXACT:,} images: --engine faiss searches faster (extra `index`)")
     if (remains := left_behind(engine_before, index.manifest.engine)) is not None:

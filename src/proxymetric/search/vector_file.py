@@ -91,6 +91,7 @@ class VectorFile:
         vectors: str = "float32",
         overwrite: bool = False,
         say: Callable[[str], None] | None = None,
+        report: Callable[[str], None] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> VectorFile:
         """Embed all images of a folder into one file: what `proxymetric embed` does.
@@ -102,7 +103,8 @@ class VectorFile:
             dim: the first dimensions that are kept; None: all.
             vectors: how they are stored: "float32", "int8" or "binary".
             overwrite: replace vectors of another model.
-            say: called with a sentence about each image that is left out, and about the file.
+            say: called with a sentence about each image that is left out.
+            report: called with a line about the file; None: `say` is.
             progress: called with the number of images that are embedded, and their number.
 
         Returns:
@@ -133,9 +135,9 @@ class VectorFile:
         stored = cls.of_folder(images, cut, say=say, progress=progress)
         stored.kind = vectors
         stored.save(file)
-        if say is not None:
+        if (tell := report or say) is not None:
             size = f"{stored_bytes(stored.kind, stored.dim):,} bytes each ({stored.kind})"
-            say(f"{len(stored)} vectors of {stored.dim} dimensions in {target}: {size}")
+            tell(f"{len(stored)} vectors of {stored.dim} dimensions in {target}: {size}")
         return stored
 
     @classmethod

@@ -10,7 +10,7 @@ from pathlib import Path
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the arguments and run the study; return the exit code."""
-    from proxymetric.studies.command import Options, execute
+    from proxymetric.studies.command import study
     from proxymetric.studies.reporting import Lines
 
     parser = argparse.ArgumentParser(prog="python -m proxymetric.studies", description=__doc__)
@@ -26,9 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--overwrite", action="store_true")
     options = vars(parser.parse_args(arguments))
-    options["collect"] = tuple(options["collect"])
     try:
-        return execute(Options(**options), Lines())
+        return study(options.pop("study"), **options, reporter=Lines()).code
     except (ValueError, OSError) as error:
         print(f"proxymetric: {error}", file=sys.stderr)
         return 1

@@ -130,12 +130,11 @@ def printed_value(task: Task, key: str) -> Any:
     from proxymetric.runs import recipe as recipes
     from proxymetric.runs.auto_method import without_auto
     from proxymetric.runs.folder import flat_values
-    from proxymetric.training.optim import base_rates
 
     raw = _without_weights(task)
     value = flat_values(_checked(raw)).get(key)
     if value is None and key in ("train.lr", "train.proxy_lr"):
-        rates = base_rates(recipes.check(without_auto(raw) if _chooses(raw) else raw).train)
+        rates = recipes.check(without_auto(raw) if _chooses(raw) else raw).train.base_rates
         return rates[key == "train.proxy_lr"]
     return value
 

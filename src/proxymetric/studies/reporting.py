@@ -11,6 +11,9 @@ class Reporter(Protocol):
     def say(self, text: str) -> None:
         """Show one event."""
 
+    def answer(self, text: str) -> None:
+        """Show a line of the result."""
+
     def status(self, running: list[dict[str, Any]], summary: str) -> None:
         """Show the current state; called several times a second.
 
@@ -23,12 +26,25 @@ class Reporter(Protocol):
         """Called once, at the end of the study."""
 
 
-class Lines:
-    """Prints each event as a line of text and ignores the state between events."""
+class Silent:
+    """Shows nothing."""
 
-    def say(self, text: str) -> None:
-        print(text, flush=True)
+    def say(self, text: str) -> None: ...
+
+    def answer(self, text: str) -> None: ...
 
     def status(self, running: list[dict[str, Any]], summary: str) -> None: ...
 
     def close(self) -> None: ...
+
+
+class Lines(Silent):
+    """Prints each line of text and ignores the state between events."""
+
+    def say(self, text: str) -> None:
+        """Print an event."""
+        print(text, flush=True)
+
+    def answer(self, text: str) -> None:
+        """Print a line of the result."""
+        print(text, flush=True)

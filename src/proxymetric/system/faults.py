@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 from proxymetric.system.files import DISK_FULL, NotSaved, is_disk_full
 
-TRAINING_VERBS = ("train", "mlrc")
+TRAINING_VERB = "train"
 RESUME = "; --resume continues a run from its last checkpoint"
 MEMORY_SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "Cannot allocate memory")
 SHARED_MEMORY_SIGNS = (
@@ -61,9 +61,9 @@ def sentence(error: BaseException, verb: str = "") -> str | None:
         >>> sentence(RuntimeError("shapes do not fit")) is None
         True
     """
-    resume = RESUME if verb in TRAINING_VERBS else ""
+    resume = RESUME if verb == TRAINING_VERB else ""
     # Other verbs have no --set, and start none of these processes unless they train.
-    no_workers = f", or none of these processes: --set data.workers=0{resume}" if verb in ("", *TRAINING_VERBS) else ""
+    no_workers = f", or none of these processes: --set data.workers=0{resume}" if verb in ("", TRAINING_VERB) else ""
     text, number = str(error), getattr(error, "errno", None)
     filename = getattr(error, "filename", None)
     if number == errno.EMFILE or any(sign in text for sign in DESCRIPTOR_SIGNS):

@@ -1,10 +1,14 @@
-"""Progress bars and messages in the terminal."""
+"""What a person sees: results on the standard output, messages and progress bars on the error stream."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
@@ -17,21 +21,64 @@ from proxymetric.system.watcher import Tick
 if TYPE_CHECKING:
     from rich.table import Table
 
-LOG_SECONDS = 30
-"""time between lines of progress where the output is not a terminal"""
+LOG_SECONDS, VERBOSE_LOG_SECONDS = 30, 5
+"""time between lines of progress where the error stream is not a terminal"""
+
+
+class Volume(NamedTuple):
+    """How much is said beside the results."""
+
+    quiet: bool = False
+    """only results and errors"""
+    verbose: bool = False
+    """more lines of progress"""
+
+
+_volume: ContextVar[Volume | None] = ContextVar("volume", default=None)
+
+
+@contextlib.contextmanager
+def speaking(quiet: bool, verbose: bool) -> Iterator[None]:
+    """Set how much is said inside this context.
+
+    Raises:
+        ValueError: both are given.
+
+    Example:
+        >>> with speaking(quiet=True, verbose=False):
+        ...     Terminal().say("not a word")
+    """
+    if quiet and verbose:
+        raise ValueError("quiet, verbose: got both, expected one")
+    token = _volume.set(Volume(quiet, verbose))
+    try:
+        yield
+    finally:
+        _volume.reset(token)
+
+
+def volume() -> Volume:
+    """How much is said here."""
+    return _volume.get() or Volume()
 
 
 class Terminal:
-    """A watcher that draws progress bars; if the output is not a terminal, it prints a line every `LOG_SECONDS`.
+    """Prints results on the standard output; as a watcher it prints messages and progress on the error stream.
+
+    Where the error stream is not a terminal, a line every `LOG_SECONDS` stands for a progress bar.
 
     Args:
-        console: where to draw; None means standard output.
+        console: where messages and progress are drawn; None means the error stream.
+        results: where results are printed; None means the standard output.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, results: Console | None = None) -> None:
         # Of several processes that train together, only the first one prints.
-        self.console = console or Console(quiet=os.environ.get("RANK", "0") != "0")
-        self.live = self.console.is_terminal
+        others = os.environ.get("RANK", "0") != "0"
+        self.console = console or Console(stderr=True, quiet=others)
+        self.results = results or Console(quiet=others)
+        self.volume = volume()
+        self.live = self.console.is_terminal and not self.volume.quiet
         self.progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=16),
@@ -46,13 +93,21 @@ class Terminal:
         self._work = Work("", 0, 0.0)
 
     def say(self, text: str) -> None:
-        """Print a line. Control characters in it are escaped, and nothing in it is markup."""
-        text = visible(text, keep="\n\t")
-        self.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=not self.live)
+        """Print a message. Control characters in it are escaped, and nothing in it is markup."""
+        if not self.volume.quiet:
+            _print(self.console, visible(text, keep="\n\t"))
+
+    def print(self, text: str) -> None:
+        """Print a line of the result, as `say` prints a message."""
+        _print(self.results, visible(text, keep="\n\t"))
 
     def show(self, table: Table) -> None:
-        """Print a table; plain lines where the output is not a terminal."""
-        show(self.console, table)
+        """Print a table of the result; plain lines where the output is not a terminal."""
+        show(self.results, table)
+
+    def dump(self, content: Any) -> None:
+        """Print the result as JSON."""
+        _print(self.results, json.dumps(content, indent=1), wrap=False)
 
     def work(self, what: str, done: int, total: int) -> None:
         """Show the progress of something other than training, with its rate and the time left."""
@@ -82,8 +137,8 @@ class Terminal:
 
     def _bar(self, what: str, done: int, total: int, facts: str) -> None:
         if not self.live:
-            # A log file gets a line every LOG_SECONDS instead of a bar.
-            if time.monotonic() - self._last_line > LOG_SECONDS:
+            pause = VERBOSE_LOG_SECONDS if self.volume.verbose else LOG_SECONDS
+            if time.monotonic() - self._last_line > pause:
                 self._last_line = time.monotonic()
                 self.say(f"{what}: {done} of {total}{', ' if facts else ''}{facts}")
             return
@@ -100,3 +155,8 @@ class Terminal:
             self.progress.stop()
             self.progress.remove_task(self._task)
             self._task = None
+
+
+def _print(console: Console, text: str, wrap: bool = True) -> None:
+    """Print text as it is; it is wrapped only in a terminal."""
+    console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=not (wrap and console.is_terminal))

@@ -16,12 +16,6 @@ from proxymetric.training.rowwise_adagrad import with_rowwise
 from proxymetric.training.sharded_state import ShardedState, is_dtensor, local_tensor
 
 
-def base_rates(options: TrainOptions) -> tuple[float, float]:
-    """Return the initial learning rates of the encoder and of the proxies."""
-    lr = options.lr if options.lr is not None else (1e-3 if options.frozen else 1e-4)
-    return lr, options.proxy_lr if options.proxy_lr is not None else 100 * lr
-
-
 def warmup_message(options: TrainOptions, optimizer: torch.optim.Optimizer, epoch: int, epochs: int) -> str:
     """Describe the warm-up, in which only head and proxies are trained.
 
@@ -51,7 +45,7 @@ def trained_groups(optimizer: torch.optim.Optimizer) -> dict[str, float]:
 
 def first_rates(optimizer: torch.optim.Optimizer, criterion: Criterion, options: TrainOptions) -> dict[str, float]:
     """Return the initial learning rate of each part, including the row tables."""
-    lr, proxy_lr = base_rates(options)
+    lr, proxy_lr = options.base_rates
     row_rates = {"proxies": ("proxies", proxy_lr), "network": ("criterion", lr)}
     return trained_groups(optimizer) | dict(row_rates[table.rate] for table in criterion.row_tables())
 
@@ -65,7 +59,7 @@ def make_optimizer(learner: Learner, options: TrainOptions) -> torch.optim.Optim
     Raises:
         ValueError: there is no parameter to train.
     """
-    lr, proxy_lr = base_rates(options)
+    lr, proxy_lr = options.base_rates
     encoder = learner.encoder
     groups: list[dict[str, Any]] = [{"params": encoder.head_parameters(), "lr": lr, "name": "head"}]
     if not learner.frozen:

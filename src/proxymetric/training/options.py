@@ -161,6 +161,12 @@ class TrainOptions:
             )
 
     @property
+    def base_rates(self) -> tuple[float, float]:
+        """The initial learning rates of the encoder and of the proxies."""
+        lr = self.lr if self.lr is not None else (1e-3 if self.frozen else 1e-4)
+        return lr, self.proxy_lr if self.proxy_lr is not None else 100 * lr
+
+    @property
     def monitors_error(self) -> bool:
         """Whether the metric that chooses the epoch is an error rate, where lower is better."""
         from proxymetric.metrics.names import lower_is_better

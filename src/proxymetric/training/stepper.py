@@ -15,7 +15,6 @@ from proxymetric.training.committed_state import CommittedState, committed_state
 from proxymetric.training.learner import Learner
 from proxymetric.training.optim import (
     autocast_type,
-    base_rates,
     can_step_unchecked,
     clip_gradients,
     set_rates,
@@ -150,7 +149,7 @@ class Stepper:
     def set_rates(self, factor: float) -> None:
         """Set all learning rates to `factor` times their initial values."""
         set_rates(self.optimizer, factor)
-        network_lr, proxy_lr = base_rates(self.options)
+        network_lr, proxy_lr = self.options.base_rates
         self._rates = proxy_lr * factor, network_lr * factor
 
     def advance(

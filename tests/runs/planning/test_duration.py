@@ -9,7 +9,7 @@ from itertools import chain
 import pytest
 
 from planned import H200, RECORD, ROOT, recorded
-from proxymetric.runs.planning import Workload, duration_of, flops, machine, machines, memory_of, plan
+from proxymetric.runs.planning import Workload, duration_of, flops, machine, machines, memory_of, plan_of
 from proxymetric.runs.planning.workload import IMPLEMENTATIONS
 
 
@@ -85,7 +85,7 @@ def test_a_rate_measured_with_more_is_a_bound_only(change, implementation):
     loss = duration_of(replace(work, **change), H200).loss
     assert loss.low is not None
     assert loss.high is None
-    assert any("may not be reached" in note for note in plan(replace(work, **change), 10**12, H200).notes)
+    assert any("may not be reached" in note for note in plan_of(replace(work, **change), 10**12, H200).notes)
 
 
 def test_rates_of_the_cpu_are_the_recorded_ones():

@@ -29,7 +29,7 @@ from proxymetric.runs.planning import (
     memory,
     memory_of,
     most_classes,
-    plan,
+    plan_of,
     planned_methods,
     traffic,
     workload,
@@ -40,8 +40,8 @@ from terminal import proxymetric
 
 
 def asked(*words: object) -> dict[str, Any]:
-    """Return the output of `proxymetric plan WORDS --json`."""
-    answer = proxymetric("plan", *words, "--json")
+    """Return the output of `proxymetric methods WORDS --json`."""
+    answer = proxymetric("methods", *words, "--json")
     assert answer.code == 0, answer
     return json.loads(answer.out)
 
@@ -305,7 +305,7 @@ def test_a_step_of_adam_on_a_cpu_allocates_what_the_plan_says(optimizer, kind):
 def test_a_plan_says_what_your_own_loop_and_the_trainer_ask_for():
     def notes(**changes: Any) -> str:
         work = Workload(**({"classes": 1000, "dim": 8, "batch": 16} | changes))
-        return "\n".join(plan(work, 10**9, H200).notes)
+        return "\n".join(plan_of(work, 10**9, H200).notes)
 
     assert "zero_grad() before the forward pass" in notes()
     assert "fused=True" in notes()
@@ -379,12 +379,13 @@ TIGHT = [
 
 @pytest.mark.parametrize(("work", "gb"), TIGHT)
 def test_following_the_advice_makes_it_fit(work, gb):
-    made = plan(work, gb * 10**9, H200)
+    made = plan_of(work, gb * 10**9, H200)
     assert not made.fits
     assert any(each.fits for each in made.advice)
     words = ["--memory", gb, "--device", "H200"]
-    for name in ("classes", "dim", "batch", "devices", "per_class", "method", "dtype", "optimizer", "implementation"):
+    for name in ("dim", "batch", "devices", "per_class", "dtype", "optimizer", "implementation"):
         words += [f"--{name.replace('_', '-')}", getattr(work, name)]
+    words += [work.method, "--plan", work.classes]
     before = asked(*words)
     assert before["fits"] is False
     assert [each["options"] for each in before["advice"]] == [list(each.options) for each in made.advice]
@@ -396,17 +397,17 @@ def test_following_the_advice_makes_it_fit(work, gb):
 
 def test_advice_is_the_least_that_suffices():
     work, available = TIGHT[0][0], TIGHT[0][1] * 10**9
-    advice = {each.words: each for each in plan(work, available, H200).advice}
+    advice = {each.words: each for each in plan_of(work, available, H200).advice}
     devices, fewer = advice["more devices"].work.devices, advice["fewer dimensions"].work.dim
-    assert not plan(replace(work, devices=devices - 1), available, H200).fits
-    assert not plan(replace(work, dim=fewer + 8), available, H200).fits
+    assert not plan_of(replace(work, devices=devices - 1), available, H200).fits
+    assert not plan_of(replace(work, dim=fewer + 8), available, H200).fits
     assert fewer % 8 == 0
-    assert advice["proxies in half precision"].total < 0.51 * plan(work, available, H200).total
+    assert advice["proxies in half precision"].total < 0.51 * plan_of(work, available, H200).total
 
 
 def test_together_where_nothing_alone_suffices():
     work, gb = TIGHT[2]
-    advice = plan(work, gb * 10**9, H200).advice
+    advice = plan_of(work, gb * 10**9, H200).advice
     assert not any(each.fits for each in advice[:4])
     joined = advice[-1]
     assert joined.words == "together, on more devices"
@@ -417,10 +418,18 @@ def test_together_where_nothing_alone_suffices():
 
 def test_what_fits_gets_no_advice_and_how_far_it_goes():
     work = Workload(classes=1_000_000, dim=512, batch=4096)
-    made = plan(work, 80 * 10**9, H200)
+    made = plan_of(work, 80 * 10**9, H200)
     assert made.fits
     assert made.advice == ()
     assert made.most_classes is not None
-    assert plan(replace(work, classes=made.most_classes), 80 * 10**9, H200).fits
-    assert not plan(replace(work, classes=made.most_classes + 1), 80 * 10**9, H200).fits
+    assert plan_of(replace(work, classes=made.most_classes), 80 * 10**9, H200).fits
+    assert not plan_of(replace(work, classes=made.most_classes + 1), 80 * 10**9, H200).fits
     assert most_classes(work, 10**6) is None
+
+
+def test_a_python_user_plans_in_one_call():
+    made = pm.plan("5M", devices=8, memory=80, device="H200")
+    assert made == pm.plan(5_000_000, devices="8", memory="80", device="h200")
+    assert made.as_dict() == asked("--plan", "5M", "--devices", 8, "--memory", 80, "--device", "H200")
+    with pytest.raises(ValueError, match="classes: got 0"):
+        pm.plan(0)

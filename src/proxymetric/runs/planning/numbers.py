@@ -11,12 +11,12 @@ MAX_COUNT = 10**12
 """larger numbers are refused as typing errors"""
 
 
-def count(name: str, text: str) -> int:
+def count(name: str, text: str | int) -> int:
     """Read a whole number of at least 1.
 
     Args:
         name: the name of the option, for errors.
-        text: what the user typed.
+        text: what the user typed, or a number.
 
     Raises:
         ValueError: the text is not a whole number from 1 to 10^12.
@@ -29,7 +29,7 @@ def count(name: str, text: str) -> int:
         ...
         ValueError: classes: got '5 million', expected a whole number from 1 to 10^12, such as 5_000_000, 5e6 or 5M
     """
-    value = _decimal(text)
+    value = _decimal(str(text))
     if value is None or not 1 <= value <= MAX_COUNT or value != value.to_integral_value():
         raise ValueError(f"{name}: got {text!r}, expected a whole number from 1 to 10^12, such as 5_000_000, 5e6 or 5M")
     return int(value)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from proxymetric.arguments.checks import above_zero
+from proxymetric.arguments.own_code import trusting
 from proxymetric.runs.planning.advice import Advice, advice_for, most_classes
 from proxymetric.runs.planning.duration import Duration, duration_of, less_than_measured, loss_rates
 from proxymetric.runs.planning.memory import memory_of
-from proxymetric.runs.planning.rates import Machine, Rate
+from proxymetric.runs.planning.numbers import count, gigabytes, share
+from proxymetric.runs.planning.rates import Machine, Rate, machine, similar
 from proxymetric.runs.planning.workload import Workload
+
+DEFAULT_GB = 80
+"""memory of a device if neither the arguments nor this machine's GPU give it"""
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,8 @@ class Plan:
     """the number of classes that would fit if nothing else changed, see `most_classes`"""
     notes: tuple[str, ...]
     """sentences about the origin and the limits of the numbers"""
+    origins: tuple[str, ...] = ()
+    """sentences about the machine and the memory that were taken"""
 
     @property
     def total(self) -> int:
@@ -77,23 +85,119 @@ class Plan:
                 for advice in self.advice
             ],
             "notes": list(self.notes),
+            "taken": list(self.origins),
         }
 
 
-def plan(work: Workload, available: int, machine: Machine) -> Plan:
-    """Estimate the memory and the time of a workload.
+def plan(
+    classes: int | str,
+    *,
+    dim: int | str = 512,
+    batch: int | str = 4096,
+    devices: int | str = 1,
+    per_class: int | str = 1,
+    method: str = "proxy-anchor",
+    dtype: str = "float32",
+    optimizer: str = "adamw",
+    implementation: str = "auto",
+    touched: str | float = "all",
+    memory: float | str | None = None,
+    device: str | None = None,
+) -> Plan:
+    """Estimate the memory of each device, whether the classes fit, the time of a step, and which changes would help.
+
+    Times are computed from measured rates. The encoder and its activations are not included: a smaller `memory` leaves
+    room for them. 1 GB is 10^9 bytes.
+
+    Args:
+        classes: number of training classes. Numbers may be text as people type it: "5_000_000", "5e6" or "5M".
+        dim: dimensions of the embedding.
+        batch: number of embeddings in a step, on all devices together.
+        devices: number of devices that share the classes.
+        per_class: proxies per class.
+        method: a method with learned proxies.
+        dtype: type of the proxies, "float32" or "bfloat16".
+        optimizer: optimiser of the proxies, "adamw", "adam", "sgd" or "rowwise-adagrad".
+        implementation: of the loss: "plain", "chunked" or "triton"; "auto": triton on a GPU, chunked on a CPU.
+        touched: the classes that a step compares with: "all", "batch" (those of the batch), or a share of the others.
+        memory: GB of a device; None: that of `device`, or of this machine's GPU, or `DEFAULT_GB`.
+        device: the device whose measured rates are used; None: the one most similar to this machine's.
+
+    Returns:
+        The plan; `as_dict` has its numbers.
+
+    Raises:
+        ValueError: an argument is wrong.
+
+    Example:
+        >>> estimate = plan("5M", devices=8, memory=80, device="H200")
+        >>> estimate.fits, f"{estimate.total / 1e9:.1f} GB"
+        (True, '5.8 GB')
+    """
+    with trusting(method):
+        asked_bytes = None if memory is None else gigabytes("memory", str(memory))
+        measured, available, origins = _resources(device, asked_bytes)
+        work = Workload(
+            classes=count("classes", classes),
+            dim=count("dim", dim),
+            batch=count("batch", batch),
+            devices=count("devices", devices),
+            per_class=count("per_class", per_class),
+            method=method,
+            dtype=dtype,
+            optimizer=optimizer,
+            implementation=implementation,
+            touched=share("touched", str(touched)),
+            on_cpu=measured.is_cpu,
+        )
+        return plan_of(work, available, measured, origins)
+
+
+def _resources(device: str | None, available: int | None) -> tuple[Machine, int, list[str]]:
+    """The machine whose rates are used, the memory of a device in bytes, and the origin of both in words."""
+    gpu = None
+    reason = ""
+    if device is not None:
+        measured = machine(device)
+    else:
+        from proxymetric.system.device import accelerator
+
+        gpu = accelerator()
+        measured = similar(gpu and gpu[0])
+        if gpu is None:
+            reason = ", because this machine has no GPU"
+        elif gpu[0] != measured.name:
+            reason = f", because none were measured on {gpu[0]}"
+    origins = [f"rates: measured on {measured.name}{reason}"]
+    if available is not None:
+        origins.append("memory: from --memory")
+    elif gpu is not None:
+        available = gpu[1]
+        origins.append(f"memory: of {gpu[0]}, the GPU of this machine")
+    elif device is not None and measured.memory is not None:
+        available = int(measured.memory.value * 10**9)
+        origins.append(f"memory: of {measured.name} ({measured.memory.origin()})")
+    else:
+        available = DEFAULT_GB * 10**9
+        origins.append(f"memory: {DEFAULT_GB} GB is assumed; --memory changes it")
+    return measured, available, origins
+
+
+def plan_of(work: Workload, available: int, machine: Machine, origins: Sequence[str] = ()) -> Plan:
+    """Estimate the memory and the time of a workload on a known machine.
 
     Args:
         work: the workload.
         available: bytes of a device, above 0.
         machine: the machine whose rates are used.
+        origins: sentences about where these came from.
 
     Raises:
         ValueError: `available` is not above 0.
 
     Example:
         >>> from proxymetric.runs.planning import Workload, machine
-        >>> estimate = plan(Workload(classes=5_000_000, dim=512, batch=4096, devices=8), 80 * 10**9, machine("H200"))
+        >>> estimate = plan_of(Workload(classes=5_000_000, dim=512, batch=4096, devices=8), 80 * 10**9, machine("H200"))
         >>> estimate.fits, round(estimate.total / 1e9, 1)
         (True, 5.8)
     """
@@ -107,6 +211,7 @@ def plan(work: Workload, available: int, machine: Machine) -> Plan:
         advice_for(work, available),
         most_classes(work, available),
         tuple(_notes(work, machine)),
+        tuple(origins),
     )
 
 
