@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from proxymetric.data.folders import ENDINGS, image_files
 from proxymetric.search.engines.binary import Binary
 from proxymetric.search.engines.exact import Exact
 from proxymetric.search.engines.int8 import Int8
-from proxymetric.search.items import FileEmbedder, HasFingerprint, loaded
+from proxymetric.search.items import FileEmbedder, loaded
 from proxymetric.search.stored_vectors import stored_bytes
 from proxymetric.system.files import check_output, replacing
 from proxymetric.system.tensor_files import read_header, read_tensors, write_tensors
@@ -26,6 +26,11 @@ from proxymetric.system.unreadable import unreadable_lines
 
 class CuttableModel(FileEmbedder, Protocol):
     """A model whose vectors can be cut; `pm.Model` is one."""
+
+    @property
+    def source(self) -> Mapping[str, str]:
+        """Where it was loaded from."""
+        ...
 
     def cut_to(self, dim: int, *, warn: bool = True) -> CuttableModel:
         """Return the same model with its vectors cut to their first dimensions."""
@@ -124,7 +129,8 @@ class VectorFile:
         cut = whole if dim is None else whole.cut_to(dim)
         if file.exists() and not overwrite and cls.model_of(file) != cut.fingerprint():
             raise ValueError(
-                f"out: got {target}, which holds vectors of another model; expected a new file, or --overwrite"
+                f"out: got {target}, which holds vectors of a model other than {_named(cut)}; expected a new file, or "
+                "--overwrite"
             )
         stored = cls.of_folder(images, cut, say=say, progress=progress)
         stored.kind = vectors
@@ -178,7 +184,7 @@ class VectorFile:
         stored.bad = unlisted | bad
         return stored
 
-    def check_model(self, model: HasFingerprint, file: Path) -> None:
+    def check_model(self, model: CuttableModel, file: Path) -> None:
         """Refuse a model that did not make the vectors of a file.
 
         Raises:
@@ -186,8 +192,8 @@ class VectorFile:
         """
         if self.model != model.fingerprint():
             raise ValueError(
-                f"images: got {file}, which holds vectors of another model; expected a file that `proxymetric embed` "
-                "wrote with this model"
+                f"images: got {file}, which holds vectors of a model other than {_named(model)}; expected a file that "
+                "`proxymetric embed` wrote with this model"
             )
 
     def __len__(self) -> int:
@@ -286,6 +292,11 @@ class VectorFile:
             raise ValueError(
                 f"file of vectors: got {file}, expected a file that `proxymetric embed` wrote: {error}"
             ) from None
+
+
+def _named(model: CuttableModel) -> str:
+    """A model in words: the place where it was loaded from, and which of a run it is."""
+    return f"{model.source['run']} ({model.source['which']})" if model.source else "this one"
 
 
 def _check_folder(folder: Path) -> None:
