@@ -2,13 +2,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# A worker that has died is not replaced: pytest-xdist may then wait for ever.
+PYTEST := $(BIN)/pytest -n 2 --dist loadgroup --max-worker-restart 0 --durations=40
+BENCH_PYTHON ?= $(BIN)/python
+ELSEWHERE := not gpu and not server
 
-.PHONY: demo test test-slow lint docs bench-cpu bench-cuda clean
+.PHONY: environment demo lint test test-quick test-slow test-all test-servers test-gpu docs bench-cpu bench-cuda clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench,track,export,docs,serve,milvus,parquet,hf]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench,track,export,docs,serve,milvus,parquet,hf,heic]'
 	@touch $@
+
+environment: $(READY)
 
 demo: $(READY)
 	$(BIN)/proxymetric demo
@@ -18,11 +24,27 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
-	$(BIN)/pytest -n 2 --dist loadgroup -m "not slow"
+test: lint test-quick
+
+test-quick: $(READY)
+	$(PYTEST) -m "not slow and $(ELSEWHERE)"
 
 test-slow: $(READY)
-	$(BIN)/pytest -n 2 --dist loadgroup -m slow
+	$(PYTEST) -m "slow and $(ELSEWHERE)"
+
+# Before a release: every case of the tests of which `make test-slow` draws some.
+test-all: $(READY)
+	PROXYMETRIC_TEST_SHARE=1 PROXYMETRIC_CAMPAIGN=1 $(PYTEST) -m "$(ELSEWHERE)"
+
+# Before a change to an engine that asks a server is merged.
+test-servers: $(READY)
+	$(PYTEST) -m server tests
+
+# Before a change to a kernel, or to code that differs on a GPU, is merged; on a machine with its own torch for CUDA:
+# make test-gpu BENCH_PYTHON=python3
+test-gpu: $(if $(filter $(BIN)/python,$(BENCH_PYTHON)),$(READY))
+	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(BENCH_PYTHON) -m pytest -m gpu tests
+	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(BENCH_PYTHON) -m pytest -m "not gpu" tests/ops
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -32,7 +54,6 @@ bench-cpu: $(READY)
 	$(BIN)/python benchmarks/all.py --device cpu --minutes 60 --out runs/bench-cpu
 
 # On a machine with its own torch for CUDA: make bench-cuda BENCH_PYTHON=python3
-BENCH_PYTHON ?= $(BIN)/python
 bench-cuda: $(if $(filter $(BIN)/python,$(BENCH_PYTHON)),$(READY))
 	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(BENCH_PYTHON) benchmarks/all.py --device cuda --minutes 10 --out runs/bench-cuda
 

@@ -4,7 +4,7 @@
 
 The run must not have been trained on the classes that are measured. In each of several draws, half of the test classes
 of the run are in the index, with half of their images; the other images of these classes, and all images of the other
-classes, are asked about. Beside `identify` stand three plain rules: the nearest image with the run's threshold for
+classes, are asked about. Beside `--identify` stand three plain rules: the nearest image with the run's threshold for
 pairs, the nearest image with a quantile of the left-out classes, and the confidence of a softmax over the means of the
 classes, with such a quantile. The score was chosen in the same way on the held-out classes of the run, never on its
 test classes. Features are read from the feature cache, or computed. Results go to results/none-of-these.json.

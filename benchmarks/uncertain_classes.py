@@ -3,10 +3,11 @@
     python benchmarks/uncertain_classes.py               CPU, a minute for each seed
 
 Drawn characters, in folders: VCPA trains a small network from scratch on some of them, and others are held out. The
-verbs `index`, `add-class` and `identify` are run as a person would run them, and what they say is recorded. Then the
-index has half of the images of the training classes, and of some new classes, which have no uncertainty. Asked about
-are the other images of these classes, and all images of classes that nobody has seen. Images of training classes are
-images that the network was trained on, so their rates are optimistic. Results go to results/uncertain-classes.json.
+verbs `index`, `index add-class` and `search --identify` are run as a person would run them, and what they say is
+recorded. Then the index has half of the images of the training classes, and of some new classes, which have no
+uncertainty. Asked about are the other images of these classes, and all images of classes that nobody has seen. Images
+of training classes are images that the network was trained on, so their rates are optimistic. Results go to
+results/uncertain-classes.json.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CHARACTERS, TRAINING, NEW = 120, 60, 20
 """characters; of these, classes to train on and to hold out; new classes that are added to the index"""
 RATES = (0.1, 0.01)
 SHOWN = 3
-"""images of each kind that `identify` is asked about on the command line"""
+"""images of each kind that `search --identify` is asked about on the command line"""
 
 
 def write_images(folder: Path) -> list[list[Path]]:
@@ -61,11 +62,11 @@ def by_hand(run: Path, files: list[list[Path]], folder: Path) -> dict[str, list[
     trained = [c for c in range(TRAINING) if f"c{c:03}" in set(run_knowledge(run).trained)]
     asked = [files[trained[0]][0], *new[10 : 10 + SHOWN], *unknown[:SHOWN]]
     return {
-        verb: [line.replace(f"{folder}/", "") for line in said(verb, *words)]
-        for verb, words in {
-            "index": (run, folder / "known", "--out", index, "--map", "none"),
-            "add-class": (index, "a new class", *new[:10]),
-            "identify": (index, *asked, "--far", 0.1),
+        name: [line.replace(f"{folder}/", "") for line in said(*words)]
+        for name, words in {
+            "index": ("index", run, folder / "known", "--out", index, "--map", "none"),
+            "add-class": ("index", "add-class", index, "a new class", *new[:10]),
+            "identify": ("search", "--identify", index, *asked, "--far", 0.1),
         }.items()
     }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import functools
 import os
 import shutil
 import sys
@@ -15,14 +17,25 @@ import pytest
 import torch
 from PIL import Image
 
+from left_processes import end_left_processes, mark_session
+from made_once import made_once
+from sampled import SHARE, seed
+
 # Processes that tests start use one thread too: sums depend on the number of threads, and tests compare bits.
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # in the process itself: its workers might outlive the session
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # must be set before triton is imported
 
 
+SECONDS_TO_EXIT = 120
+"""after the last test; a process that needs longer prints its stacks and ends"""
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    mark_session()
+    seed()  # for the workers too
     os.environ["PROXYMETRIC_CACHE"] = tempfile.mkdtemp(prefix="proxymetric-features-")
     if not all(find_spec(name) for name in ("fastapi", "uvicorn", "multipart")):
         # Examples of modules that need an extra are left out where the extra is not installed.
@@ -43,7 +56,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         sys.modules["training_runs"].warm_up()  # on the other core, while the first tests run
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(f"sampled cases: PROXYMETRIC_TEST_SHARE={SHARE:g} PROXYMETRIC_TEST_SEED={seed()}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Leave no process behind once the workers of pytest-xdist have ended."""
+    if session.config.pluginmanager.has_plugin("dsession"):
+        end_left_processes()
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
+    faulthandler.dump_traceback_later(SECONDS_TO_EXIT, exit=True, file=sys.__stderr__)
     shutil.rmtree(os.environ["PROXYMETRIC_CACHE"], ignore_errors=True)
 
 
@@ -72,26 +97,57 @@ def write_photos(root: Path, classes: int = 10, images: int = 8, size: int = 16,
     return root
 
 
+def write_letters(root: Path) -> None:
+    """A folder of class folders: drawings of characters."""
+    from proxymetric.data import glyphs
+
+    images = glyphs(characters=80, size=16, drawings=16)
+    for i in range(len(images)):
+        folder = root / f"{images.label_of(i):02d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        images.read(i).save(folder / f"{i}.png")
+
+
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ten classes of eight 16 x 16 pictures; two are held out by default, which leaves 64 to train on. Only read it."""
-    return write_photos(tmp_path_factory.mktemp("data") / "photos")
+    return made_once(tmp_path_factory, "photos", write_photos)
+
+
+@pytest.fixture(scope="session")
+def finished(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A tiny finished run on the `photos`, without a report. Only read it, or copy it."""
+    from terminal import bytes_of, finished_run
+
+    folder = made_once(tmp_path_factory, "finished", lambda folder: finished_run(photos, folder))
+    before = {name: content for name, content in bytes_of(folder).items() if not name.startswith(".")}
+    yield folder
+    after = bytes_of(folder)
+    assert {name: after.get(name) for name in before} == before, "a test has changed what others read"
 
 
 @pytest.fixture(scope="session")
 def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eighty characters in sixteen drawings of 16 x 16: something to learn. Only read it."""
-    from proxymetric.data import glyphs
-
-    root, images = tmp_path_factory.mktemp("data") / "letters", glyphs(characters=80, size=16, drawings=16)
-    for i in range(len(images)):
-        folder = root / f"{images.label_of(i):02d}"
-        folder.mkdir(parents=True, exist_ok=True)
-        images.read(i).save(folder / f"{i}.png")
-    return root
+    return made_once(tmp_path_factory, "letters", write_letters)
 
 
 @pytest.fixture
 def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the report: it takes most of the time of a tiny run, and it has separate tests."""
     monkeypatch.setattr("proxymetric.runs.session.draw_report", lambda *args, **kwargs: None)
+
+
+@pytest.fixture
+def only_training(no_page: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the rows of the closed forms too, which are half of what is left."""
+    monkeypatch.setattr("proxymetric.runs.session.closed_form_rows", lambda *args, **kwargs: {})
+
+
+@pytest.fixture
+def traced_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Trace what is compiled, and run the trace as it is: generated code takes a minute, and has separate tests."""
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    yield
+    torch.compiler.reset()

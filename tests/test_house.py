@@ -84,7 +84,6 @@ LAYERS: dict[str, set[str]] = {
     },
     "cli": {
         "arguments",
-        "core",
         "data",
         "features",
         "inspection",

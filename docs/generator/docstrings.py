@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import sys
@@ -20,12 +21,31 @@ class Docstrings(griffe.Extension):
 
     def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Rewrite one docstring."""
+        if obj.is_function and any(str(each.value).startswith("assembled(") for each in obj.decorators):
+            derive(obj)
         if obj.docstring is None or obj.is_alias:
             return
         obj.docstring.value = prepared(obj.docstring.value)
         if obj.is_class and any(str(base).endswith("NamedTuple") for base in obj.bases):
             # griffe does not know the constructor of a named tuple; its arguments are its attributes.
             obj.docstring.value = re.sub(r"^Args:", "Attributes:", obj.docstring.value, flags=re.MULTILINE)
+
+
+def derive(method: griffe.Function) -> None:
+    """Give a method its arguments and their explanations, which its pieces state (`papers.assembled`)."""
+    function = getattr(importlib.import_module(method.module.path), method.name)
+    method.docstring = griffe.Docstring(inspect.getdoc(function), parent=method)
+    method.parameters = griffe.Parameters(
+        *(
+            griffe.Parameter(
+                name,
+                kind=griffe.ParameterKind[each.kind.name.lower()],
+                annotation=str(each.annotation),
+                default=None if each.default is each.empty else repr(each.default),
+            )
+            for name, each in inspect.signature(function).parameters.items()
+        )
+    )
 
 
 def prepared(docstring: str) -> str:

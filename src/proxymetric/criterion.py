@@ -15,7 +15,7 @@ from proxymetric.core.batch_inputs import (
     LabelCheck,
     LengthCheck,
     all_length,
-    as_labels,
+    as_class_numbers,
     check_embeddings,
     one_if_finite,
     refuse_others,
@@ -187,7 +187,9 @@ class Criterion(nn.Module):
         refuse_others(others)
         objective = self.objective
         check_embeddings(embeddings, objective.dim)
-        classes = as_labels(labels, embeddings, several_of=objective.classes if objective.several_labels else None)
+        classes = as_class_numbers(
+            labels, embeddings, several_of=objective.classes if objective.several_labels else None
+        )
         trains, traced = self.training and torch.is_grad_enabled(), torch.compiler.is_compiling()
         if self.careful and objective.classes is not None and classes.ndim == 1:
             within = self._label_check.within

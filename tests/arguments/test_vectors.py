@@ -211,6 +211,7 @@ def test_one_large_class_does_not_deepen_the_ranking_of_the_small_ones() -> None
     assert depths == {100: 1, 500: 499}
 
 
+@pytest.mark.slow
 def test_memory_stays_bounded() -> None:
     """2,000 queries x 200,000 items are 1.6 GB of scores; a block of them is a sixth of that."""
     program = """

@@ -54,7 +54,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes] | None] = {
     **{f"flipped at {place}": flipped(place) for place in (0.0, 0.001, 0.01, 0.1, 0.5, 0.9, 0.999)},
 }
 JSON_DAMAGES = {"a key less": without_a_key, "wrong types": with_wrong_types}
-VERBS = ("resume", "longer", "evaluate", "embed", "query", "report")
+VERBS = ("resume", "longer", "evaluate", "embed", "search", "report")
 CASES = [
     (part, damage, verb)
     for part in PARTS
@@ -71,7 +71,7 @@ def answer_of(verb: str, run: Path, photos: Path, out: Path) -> object:
         "longer": ("train", "--out", run, "--resume", "--epochs", 3),
         "evaluate": ("evaluate", run, "--metrics", "R@1,MAP@R"),
         "embed": ("embed", run, photos, "--out", out / "vectors.safetensors"),
-        "query": ("query", run, photos, image, "-k", 3),
+        "search": ("search", run, image, "--in", photos, "-k", 3),
         "report": ("evaluate", run, "--redraw"),
     }
     answer = proxymetric(*words[verb])

@@ -163,7 +163,7 @@ def test_a_query_with_an_odd_image_is_refused(mixed, tmp_path_factory, name):
     run = tmp_path_factory.getbasetemp() / "campaign-run"
     if not run.exists():
         assert train(write_photos(tmp_path_factory.mktemp("good") / "photos"), run).code == 0
-    answer = proxymetric("query", run, run.parent, next(root.rglob(name)))
+    answer = proxymetric("search", run, "--in", run.parent, next(root.rglob(name)))
     assert answer.code == 1
     assert answer.err.startswith("proxymetric: ")
     assert name in answer.err

@@ -34,6 +34,7 @@ def straight(request, photos, tmp_path_factory):
     """A run that was never interrupted, its kind, and how long it takes in a separate process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("proxymetric.runs.session.draw_report", lambda *args, **kwargs: None)
+        patch.setattr("proxymetric.runs.session.closed_form_rows", lambda *args, **kwargs: {})
         folder = run(photos, tmp_path_factory.mktemp("straight") / "run", **KINDS[request.param]).folder
     out = tmp_path_factory.mktemp("timed")
     began = time.monotonic()

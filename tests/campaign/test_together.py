@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.processes]
 SECONDS = max(15.0, 600 * SHARE) if SHARE >= 0.5 else 15.0
 
 
-def test_two_processes_kills_and_a_full_disk(photos, tmp_path, no_page):
+def test_two_processes_kills_and_a_full_disk(photos, tmp_path, only_training):
     straight = run(photos, tmp_path / "straight").folder
     draw, out, ends = random.Random(SEED), tmp_path / "run", Counter[str]()
     processes: list[Process] = []

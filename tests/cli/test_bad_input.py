@@ -17,15 +17,9 @@ from conftest import write_photos
 from proxymetric.data import split
 from proxymetric.system.checkpoint import Checkpoint
 from proxymetric.system.files import read_json
-from terminal import bytes_of, finished_run, proxymetric, refused, train
+from terminal import bytes_of, proxymetric, refused, train
 
 pytestmark = pytest.mark.usefixtures("no_page")
-
-
-@pytest.fixture(scope="module")
-def finished(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run, to be copied."""
-    return finished_run(photos, tmp_path_factory.mktemp("runs") / "finished")
 
 
 @pytest.fixture

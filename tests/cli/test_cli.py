@@ -31,8 +31,7 @@ from proxymetric.system.watcher import Tick
 from terminal import Answer, bytes_of, proxymetric, refused, train
 
 VERBS = (
-    "demo", "train", "evaluate", "inspect", "index", "search", "identify", "add-class", "remove", "serve", "embed",
-    "query", "study", "methods", "export", "cache",
+    "demo", "train", "evaluate", "inspect", "index", "search", "serve", "embed", "study", "methods", "export", "cache",
 )  # fmt: skip
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x9b]")
 
@@ -172,7 +171,7 @@ def test_training_says_what_it_does(run, told, photos):
 def test_what_is_no_terminal_gets_no_control_characters(run, told, photos):
     assert not CONTROL.search(told[0].out + told[0].err)
     image = next(photos.rglob("*.png"))
-    for words in (("methods",), ("evaluate", run, "--no-report"), ("query", run, photos, image), ("--help",)):
+    for words in (("methods",), ("evaluate", run, "--no-report"), ("search", run, image, "--in", photos), ("--help",)):
         answer = proxymetric(*words)
         assert answer.code == 0
         assert not CONTROL.search(answer.out + answer.err)
@@ -251,7 +250,7 @@ def test_embed_writes_beside_where_one_stands(run, photos, tmp_path, monkeypatch
 
 
 def hits(answer: Answer) -> list[list[tuple[float, str]]]:
-    """The results that `query` prints for each image: similarity and file."""
+    """The results that `search` prints for each image: similarity and file."""
     queries: dict[str, list[tuple[float, str]]] = {}
     for line in answer.out.splitlines():
         query, _, similarity, _, file = line.split("\t")
@@ -263,8 +262,8 @@ def test_query_finds_the_nearest_and_never_the_image_itself(run, photos, embedde
     monkeypatch.setenv("COLUMNS", "250")
     images = sorted(photos.rglob("*.png"))
     asked = [images[5], images[40]]
-    by_folder = proxymetric("query", run, photos, *asked, "-k", 6)
-    by_file = proxymetric("query", run, embedded, *asked, "-k", 6)
+    by_folder = proxymetric("search", run, *asked, "--in", photos, "-k", 6)
+    by_file = proxymetric("search", run, *asked, "--in", embedded, "-k", 6)
     assert by_folder.code == 0, by_folder
     assert by_folder.out == by_file.out
     vectors = pm.load(run).embed(images)
@@ -279,28 +278,40 @@ def test_query_of_a_copy_elsewhere_finds_the_original_first(run, photos, embedde
     copy = tmp_path / "copy.png"
     original = next(photos.rglob("*.png"))
     copy.write_bytes(original.read_bytes())
-    ((similarity, file), *_), *_ = hits(proxymetric("query", run, embedded, copy))
+    ((similarity, file), *_), *_ = hits(proxymetric("search", run, copy, "--in", embedded))
     assert (similarity, file) == (1.0, str(original))
 
 
 def test_query_with_more_results_than_images(run, photos, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
     image = photos / "class0" / "0.png"
-    (found,) = hits(proxymetric("query", run, photos / "class0", image, "-k", 100))
+    (found,) = hits(proxymetric("search", run, image, "--in", photos / "class0", "-k", 100))
     assert len(found) == 7
 
 
 def test_query_and_embed_refuse(run, photos, embedded, tmp_path):
     image = next(photos.rglob("*.png"))
-    refused(proxymetric("query", run, photos, tmp_path / "gone.png"), "IMAGE: got", "gone.png, which does not exist")
     refused(
-        proxymetric("query", run, f"{photos}s", photos / "class0" / "0.png"), "DIR: got", f"did you mean '{photos}'?"
+        proxymetric("search", run, tmp_path / "gone.png", "--in", photos),
+        "IMAGE: got",
+        "gone.png, which does not exist",
     )
-    refused(proxymetric("query", run, tmp_path / "gone", image), "DIR: got", "gone, which does not exist")
-    refused(proxymetric("query", run, run / "best.safetensors", image), "best.safetensors, expected a file that")
-    refused(proxymetric("query", run, photos, image, "-k", 0), "k: got 0, expected at least 1")
+    refused(
+        proxymetric("search", run, photos / "class0" / "0.png", "--in", f"{photos}s"),
+        "--in: got",
+        f"did you mean '{photos}'?",
+    )
+    refused(proxymetric("search", run, image, "--in", tmp_path / "gone"), "--in: got", "gone, which does not exist")
+    refused(
+        proxymetric("search", run, image, "--in", run / "best.safetensors"), "best.safetensors, expected a file that"
+    )
+    refused(proxymetric("search", run, image, "--in", photos, "-k", 0), "k: got 0, expected at least 1")
     (tmp_path / "text.jpg").write_text("not an image")
-    refused(proxymetric("query", run, photos, tmp_path / "text.jpg"), "text.jpg", "the image format is not recognised")
+    refused(
+        proxymetric("search", run, tmp_path / "text.jpg", "--in", photos),
+        "text.jpg",
+        "the image format is not recognised",
+    )
     out = tmp_path / "x.safetensors"
     refused(proxymetric("embed", run, tmp_path, "--out", out), "images: got 1 images, none of which can be read")
     refused(proxymetric("embed", run, tmp_path / "gone", "--out", out), "which is not a folder")
@@ -316,7 +327,7 @@ def test_query_refuses_vectors_of_another_model(run, photos, embedded, tmp_path)
     assert model.fingerprint() != index.model
     other = tmp_path / "other.safetensors"
     VectorFile(index.vectors, index.names, model.fingerprint()).save(other)
-    answer = proxymetric("query", run, other, next(photos.rglob("*.png")))
+    answer = proxymetric("search", run, next(photos.rglob("*.png")), "--in", other)
     refused(answer, str(other), "which holds vectors of a model other than", str(run), "wrote with this model")
 
 

@@ -40,7 +40,7 @@ def test_search(run, photos, cameras, tmp_path):
     copy = tmp_path / "elsewhere.png"
     copy.write_bytes((photos / query).read_bytes())
     answer = proxymetric("search", folder, copy, "--differs", "camera")
-    refused(answer, "--differs: got 'camera' for an image that is not in", "expected camera=VALUE")
+    refused(answer, "differs: got 'camera' for an image that is not in", "expected camera=VALUE")
 
 
 def test_evaluate(run, photos, cameras, tmp_path):

@@ -52,7 +52,7 @@ def test_names_that_are_not_utf_8_train_and_are_shown(tmp_path, data):
     assert "left out, cannot be read: " in answer.err
     assert "caf\\xe9.jpg (the image format is not recognised" in answer.err
     for place in (data, tmp_path / "x.safetensors"):
-        answer = proxymetric("query", run, place, data / "class2" / f"{CAFE}.png", "-k", "30")
+        answer = proxymetric("search", run, "--in", place, data / "class2" / f"{CAFE}.png", "-k", "30")
         assert answer.code == 0, answer
         assert "caf\\xe9/0.png" in answer.out.replace("\n", "")
         answer.out.encode()

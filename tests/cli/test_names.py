@@ -108,7 +108,7 @@ def test_words_of_other_languages_stay():
 
 def test_query_prints_plain_lines(data, run):
     asked = data / "a[" / "cat[final].png"
-    answer = proxymetric("query", run, data, asked, "-k", 79)
+    answer = proxymetric("search", run, asked, "--in", data, "-k", 79)
     rows = lines(answer)
     assert len(rows) == 79
     assert all(len(row) == 5 for row in rows)
@@ -126,7 +126,7 @@ def test_query_prints_json(data, run, tmp_path):
     index = tmp_path / "x.safetensors"
     assert proxymetric("embed", run, data, "--out", index).code == 0
     asked = [data / "a[" / "cat[final].png", data / "[red]b" / "new\nline.png"]
-    answer = proxymetric("query", run, index, *asked, "-k", 2, "--json")
+    answer = proxymetric("search", run, *asked, "--in", index, "-k", 2, "--json")
     assert answer.code == 0, answer
     content = json.loads(answer.out)
     assert [each["query"] for each in content] == [str(file) for file in asked]
@@ -134,14 +134,14 @@ def test_query_prints_json(data, run, tmp_path):
         assert [hit["rank"] for hit in each["results"]] == [1, 2]
         assert all(Path(hit["file"]).is_file() for hit in each["results"])
         assert all(Path(hit["file"]).parent.name == hit["class"] for hit in each["results"])
-    plain = lines(proxymetric("query", run, data, asked[0], "-k", 2))
+    plain = lines(proxymetric("search", run, asked[0], "--in", data, "-k", 2))
     assert [row[2] for row in plain] == [f"{hit['similarity']:.3f}" for hit in content[0]["results"]]
 
 
 def test_query_says_the_order_of_its_arguments(data, run):
     image = data / "a[" / "cat[final].png"
-    refused(proxymetric("query", run, image, data), "which is a folder", "the order is: query RUN DIR IMAGE")
-    refused(proxymetric("query", run, image, image), "which is an image", "the order is: query RUN DIR IMAGE")
+    refused(proxymetric("search", run, data, "--in", image), "IMAGE: got", "which is a folder; expected image files")
+    refused(proxymetric("search", run, image, "--in", image), "which is an image", "search RUN IMAGE --in IMAGES")
 
 
 def test_long_names_are_not_wrapped_where_there_is_no_terminal(run, data, monkeypatch):

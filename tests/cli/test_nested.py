@@ -1,4 +1,4 @@
-"""A nested run: its scores by dimension, and vectors that `embed`, `index`, `query` and `search` cut."""
+"""A nested run: its scores by dimension, and vectors that `embed`, `index` and `search` cut."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_embed_and_query_cut(run, photos, files, tmp_path):
     assert answer.code == 0, answer
     assert "vectors of 2 dimensions" in answer.out
     assert VectorFile.load(file).vectors.shape[1] == 2
-    answer = proxymetric("query", run, file, files[0], "-k", 1)
+    answer = proxymetric("search", run, files[0], "--in", file, "-k", 1)
     assert answer.code == 0, answer
     refused(proxymetric("embed", run, photos, "--out", file, "--dim", 3), "dim: got 3", "expected one of 2, 4, 8")
 

@@ -16,16 +16,10 @@ from conftest import write_photos
 from proxymetric.search import VectorFile
 from proxymetric.studies.collected import read_runs, write_runs
 from proxymetric.system.files import write_json
-from terminal import bytes_of, finished_run, proxymetric, refused, train
+from terminal import bytes_of, proxymetric, refused, train
 
 pytestmark = pytest.mark.usefixtures("no_page")
 GLYPHS = Path(__file__).resolve().parents[2] / "studies" / "glyphs.toml"
-
-
-@pytest.fixture(scope="module")
-def finished(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run; read it, or copy it."""
-    return finished_run(photos, tmp_path_factory.mktemp("runs") / "finished")
 
 
 @pytest.fixture
@@ -76,7 +70,7 @@ def same(path: Path, kind: str) -> None:
 def test_embed_replaces_nothing_of_others(finished, few, tmp_path, kind):
     path = foreign(kind, tmp_path, "all.safetensors")
     answer = proxymetric("embed", finished, few, "--out", path)
-    refused(answer, f"--out: got {path}", "expected")
+    refused(answer, f"out: got {path}", "expected")
     assert "embedding" not in answer.out
     same(path, kind)
 
@@ -91,8 +85,8 @@ def test_embed_keeps_a_checkpoint_and_the_weights_of_a_backbone(run, few, tmp_pa
     save_file({"conv": torch.ones(2)}, tmp_path / "resnet.safetensors")
     before = bytes_of(tmp_path)
     for file in (run / "best.safetensors", tmp_path / "resnet.safetensors"):
-        refused(proxymetric("embed", run, few, "--out", file), f"--out: got {file}", "expected a new file")
-        refused(proxymetric("embed", run, few, "--out", file, "--overwrite"), f"--out: got {file}")
+        refused(proxymetric("embed", run, few, "--out", file), f"out: got {file}", "expected a new file")
+        refused(proxymetric("embed", run, few, "--out", file, "--overwrite"), f"out: got {file}")
     assert bytes_of(tmp_path) == before
 
 
@@ -102,7 +96,9 @@ def test_vectors_of_another_model_are_kept_unless_asked(finished, photos, few, t
     assert proxymetric("embed", finished, few, "--out", file).code == 0, "the same model may write again"
     assert train(photos, other, "--seed", 1).code == 0
     before = file.read_bytes()
-    refused(proxymetric("embed", other, few, "--out", file), f"--out: got {file}", "a model other than", "--overwrite")
+    refused(
+        proxymetric("embed", other, few, "--out", file), f"out: got {file}", "vectors of another model", "--overwrite"
+    )
     assert file.read_bytes() == before
     assert proxymetric("embed", other, few, "--out", file, "--overwrite").code == 0
     assert file.read_bytes() != before

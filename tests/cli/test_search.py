@@ -1,4 +1,4 @@
-"""The verbs index and search, and what `query` shares with them."""
+"""The verbs index and search."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from terminal import bytes_of, finished_run, proxymetric, refused
 
 
 @pytest.fixture(scope="module")
-def run(photos, tmp_path_factory):
-    return finished_run(photos, tmp_path_factory.mktemp("run") / "run")
+def run(finished):
+    return finished
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +44,17 @@ def lines(answer):
 def test_search_finds_what_query_finds(run, photos, index):
     images = [photos / "class5" / "3.png", photos / "class0" / "0.png"]
     by_index = lines(proxymetric("search", index, *images, "-k", 6))
-    by_folder = lines(proxymetric("query", run, photos, *images, "-k", 6))
+    by_folder = lines(proxymetric("search", run, *images, "--in", photos, "-k", 6))
     assert len(by_index) == 12
     assert [(*line[:4], str(photos / line[4])) for line in by_index] == [tuple(line) for line in by_folder]
 
 
 def test_query_refuses_an_index(run, photos, index):
-    refused(proxymetric("query", run, index, photos / "class0" / "0.png"), "which is an index", "proxymetric search")
+    refused(
+        proxymetric("search", run, photos / "class0" / "0.png", "--in", index),
+        "which is an index",
+        "proxymetric search",
+    )
 
 
 def test_a_search_without_results_names_all_conditions(photos, index):
@@ -123,11 +127,11 @@ def test_conditions_and_json(photos, index):
     refused(proxymetric("search", index, image, "--where", "class"), "--where: got 'class', expected COLUMN=VALUE")
 
 
-@pytest.mark.parametrize("verb", ["search", "query"])
-def test_open_shows_a_page(verb, run, photos, index, monkeypatch):
+@pytest.mark.parametrize("form", ["index", "folder"])
+def test_open_shows_a_page(form, run, photos, index, monkeypatch):
     opened = []
     monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
-    words = ["search", index] if verb == "search" else ["query", run, photos]
+    words = ["search", index] if form == "index" else ["search", run, "--in", photos]
     answer = proxymetric(*words, photos / "class5" / "3.png", "-k", 3, "--open")
     assert answer.code == 0, answer
     (address,) = opened
@@ -150,9 +154,7 @@ def test_other_engines_find_the_same(engine, run, photos, index, tmp_path):
     )
     assert "80 unchanged" in proxymetric(*words).out, "the same options change nothing"
     if engine == "milvus" and importlib.util.find_spec("fastapi") is not None:
-        refused(
-            proxymetric("serve", tmp_path / "b.index", "--workers", 2), "--workers: got 2, expected 1 for vectors in"
-        )
+        refused(proxymetric("serve", tmp_path / "b.index", "--workers", 2), "workers: got 2, expected 1 for vectors in")
     image = photos / "class5" / "3.png"
     assert lines(proxymetric("search", tmp_path / "b.index", image)) == lines(proxymetric("search", index, image))
     answer = proxymetric(*words[: words.index("--engine")], "--engine", "exact")
@@ -168,32 +170,38 @@ def test_refusals(run, photos, index, tmp_path):
         "00.png, which does not exist; expected an image file; did you mean",
         "/0.png'?",
     )
-    for verb, words, argument in (("search", (), "IMAGE"), ("identify", (), "IMAGE"), ("add-class", ("x",), "PHOTO")):
+    for verb, words, argument in (
+        (("search",), (), "IMAGE"),
+        (("search", "--identify"), (), "IMAGE"),
+        (("index", "add-class"), ("x",), "IMAGE"),
+    ):
         refused(
-            proxymetric(verb, index, *words, photos / "class0"),
+            proxymetric(*verb, index, *words, photos / "class0"),
             f"{argument}: got {photos / 'class0'}, which is a folder; expected image files, such as",
             f"{photos / 'class0' / '*.png'}",
         )
-        refused(proxymetric(verb, index, *words, photos), f"such as {photos / '*' / '*.png'}")
-        refused(proxymetric(verb, index, *words, tmp_path / "gone.png"), f"{argument}: got", "which does not exist")
+        refused(proxymetric(*verb, index, *words, photos), f"such as {photos / '*' / '*.png'}")
+        refused(proxymetric(*verb, index, *words, tmp_path / "gone.png"), f"{argument}: got", "which does not exist")
     refused(
-        proxymetric("add-class", index, "x", image, tmp_path / "gone.png"), "PHOTO: got", "gone.png, which does not"
+        proxymetric("index", "add-class", index, "x", image, tmp_path / "gone.png"),
+        "IMAGE: got",
+        "gone.png, which does not",
     )
     refused(proxymetric("search", f"{index}s", image), "which does not exist", f"did you mean '{index}'?")
     refused(
         proxymetric("search", index, image, "--where", "class=clas4"),
-        "--where class: got 'clas4', expected one of class0, class1",
+        "where class: got 'clas4', expected one of class0, class1",
         "did you mean 'class4'?",
     )
     refused(proxymetric("search", index, image, "-k", 0), "k: got 0, expected at least 1")
     refused(proxymetric("search", index, image, "--run", tmp_path / "gone"), "gone", "is missing")
     refused(
-        proxymetric("index", run, tmp_path / "gone"), "PHOTOS: got", "gone, which does not exist; expected a folder"
+        proxymetric("index", run, tmp_path / "gone"), "images: got", "gone, which does not exist; expected a folder"
     )
-    refused(proxymetric("index", run, image), f"PHOTOS: got {image}, which is a file; expected a folder of images")
-    refused(proxymetric("index", run, f"{photos}s"), "PHOTOS: got", f"did you mean '{photos}'?")
-    refused(proxymetric("index", run, photos, "--out", photos), "--out: got", "is not an index and holds class")
-    refused(proxymetric("index", run, photos, "--out", image), "--out: got", "which is a file")
+    refused(proxymetric("index", run, image), f"images: got {image}, which is a file; expected a folder of images")
+    refused(proxymetric("index", run, f"{photos}s"), "images: got", f"did you mean '{photos}'?")
+    refused(proxymetric("index", run, photos, "--out", photos), "out: got", "is not an index and holds class")
+    refused(proxymetric("index", run, photos, "--out", image), "out: got", "which is a file")
     refused(proxymetric("index", run, photos, "--engine", "fais", "--out", tmp_path / "x"), "did you mean 'faiss'?")
     refused(proxymetric("index", run, photos, "--engine", "milvus", "--out", tmp_path / "x"), "uri: got none")
     refused(
@@ -217,13 +225,13 @@ def test_bad_files_are_listed_at_the_end(run, tmp_path):
     assert "1 images in" in answer.out
 
 
-@pytest.mark.parametrize("verb", ["query", "search", "identify"])
-def test_an_image_that_cannot_be_read_does_not_cost_the_others(verb, run, photos, index, tmp_path):
+@pytest.mark.parametrize("form", ["folder", "index", "identify"])
+def test_an_image_that_cannot_be_read_does_not_cost_the_others(form, run, photos, index, tmp_path):
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"no image")
-    words = [verb, run, photos] if verb == "query" else [verb, index]
+    words = ["search", run, "--in", photos] if form == "folder" else ["search", index]
     good = [photos / "class5" / "3.png", photos / "class0" / "0.png"]
-    more = ["--far", "0.2"] if verb == "identify" else ["-k", 1]
+    more = ["--identify", "--far", "0.2"] if form == "identify" else ["-k", 1]
     without = proxymetric(*words, *good, *more)
     answer = proxymetric(*words, good[0], bad, good[1], *more)
     assert (without.code, answer.code) == (0, 1)
@@ -232,10 +240,10 @@ def test_an_image_that_cannot_be_read_does_not_cost_the_others(verb, run, photos
     answer = proxymetric(*words, good[0], bad, good[1], *more, "--json")
     assert answer.code == 1
     *found, error = json.loads(answer.out)
-    key = "image" if verb == "identify" else "query"
+    key = "image" if form == "identify" else "query"
     assert [Path(each[key]) for each in [*found, error]] == [*good, bad]
     assert "not recognised" in error["error"]
-    refused(proxymetric(*words, bad), "bad.png", "not recognised")
+    refused(proxymetric(*words, bad, *more), "bad.png", "not recognised")
 
 
 def test_another_model_is_refused_until_rebuild(photos, index, tmp_path):
@@ -258,8 +266,8 @@ def test_another_folder_does_not_delete_the_images_of_the_first(run, photos, ind
     for more in ([], ["--rebuild"]):
         refused(
             proxymetric("index", run, other, "--out", copy, *more),
-            f"PHOTOS: got {other}, but {copy} was made of {photos}, and 72 of its images, such as class1/0.png, would",
-            f"expected {photos}, another --out, `proxymetric add-class` to add images, or --replace",
+            f"images: got {other}, but {copy} was made of {photos}, and 72 of its images, such as class1/0.png, would",
+            f"expected {photos}, another --out, `proxymetric index add-class` to add images, or --replace",
         )
         assert bytes_of(copy) == before
     answer = proxymetric("index", run, other, "--out", copy, "--replace")
@@ -297,11 +305,13 @@ def test_an_image_of_the_index_is_left_out_of_its_own_class(run, photos, tmp_pat
     Image.effect_mandelbrot((32, 32), (-1.5, -1.0, 0.5, 1.0), 30).convert("RGB").save(only)
     assert proxymetric("index", run, folder, "--out", tmp_path / "a.index", "--map", "none").code == 0
     copy = shutil.copy(only, tmp_path / "copy.png")
-    answer = proxymetric("identify", tmp_path / "a.index", only, copy, "--far", "0.2")
+    answer = proxymetric("search", "--identify", tmp_path / "a.index", only, copy, "--far", "0.2")
     assert answer.code == 0, answer
     assert f"in the index, and left out of the own class: {only}" in answer.out
     assert str(copy) not in answer.out.splitlines()[-1]
-    own, other = json.loads(proxymetric("identify", tmp_path / "a.index", only, copy, "--far", "0.2", "--json").out)
+    own, other = json.loads(
+        proxymetric("search", "--identify", tmp_path / "a.index", only, copy, "--far", "0.2", "--json").out
+    )
     assert (own["in_index"], other["in_index"]) == (True, False)
     assert own["best"] != "single"
     assert other["best"] == "single"
@@ -313,18 +323,21 @@ def test_classes_and_images_are_removed_in_one_step(run, photos, index, tmp_path
     copy = tmp_path / "a.index"
     assert proxymetric("index", run, own, "--out", copy).code == 0
     shutil.copy(own / "class0" / "0.png", tmp_path / "wren.png")
-    assert proxymetric("add-class", copy, "wren", tmp_path / "wren.png").code == 0
+    assert proxymetric("index", "add-class", copy, "wren", tmp_path / "wren.png").code == 0
     before, count = bytes_of(copy), len(Index(copy))
-    refused(proxymetric("remove", copy), "remove: got no image and no class, expected ids of images, or --class NAME")
-    refused(proxymetric("remove", copy, "--class", "clas3"), "--class: got 'clas3'", "did you mean 'class3'?")
     refused(
-        proxymetric("remove", copy, "class1/0.png", "wren/wern.png", "--class", "class3"),
-        "ID: got 'wren/wern.png', expected the id of an image", "did you mean 'added:wren/wren.png'?",
+        proxymetric("index", "remove", copy),
+        "remove: got no image and no class, expected ids of images, or --class NAME",
+    )
+    refused(proxymetric("index", "remove", copy, "--class", "clas3"), "class: got 'clas3'", "did you mean 'class3'?")
+    refused(
+        proxymetric("index", "remove", copy, "class1/0.png", "wren/wern.png", "--class", "class3"),
+        "id: got 'wren/wern.png', expected the id of an image", "did you mean 'added:wren/wren.png'?",
     )  # fmt: skip
     every = [word for name in Index(copy).classes for word in ("--class", name)]
-    refused(proxymetric("remove", copy, *every), f"got all {count} images", "expected some that stay")
+    refused(proxymetric("index", "remove", copy, *every), f"got all {count} images", "expected some that stay")
     assert bytes_of(copy) == before, "nothing is removed if a name is wrong"
-    answer = proxymetric("remove", copy, "class1/0.png", "--class", "class3", "--class", "wren")
+    answer = proxymetric("index", "remove", copy, "class1/0.png", "--class", "class3", "--class", "wren")
     assert answer.code == 0, answer
     assert "removed 10 images: added:wren/wren.png, class1/0.png, class3/0.png" in answer.out
     assert f"9 of them still lie in {own}: delete the files" in answer.out, "wren.png lies elsewhere"
@@ -342,8 +355,8 @@ def test_a_class_name_that_was_forgotten(index, photos, tmp_path):
     before = bytes_of(index)
     images = [photos / "class0" / "0.png", photos / "class0" / "1.png"]
     refused(
-        proxymetric("add-class", index, *images),
-        f"NAME: got '{images[0]}', which is an image file; expected the name of the class, and then its photos",
+        proxymetric("index", "add-class", index, *images),
+        f"name: got '{images[0]}', which is an image file; expected the name of the class, and then its images",
     )
     assert bytes_of(index) == before
 
@@ -355,21 +368,21 @@ def test_a_class_is_added_and_identified(run, photos, index, tmp_path):
         file = tmp_path / f"new{number}.png"
         Image.effect_mandelbrot((32, 32), (-1.5, -1.0, 0.4 + number / 10, 1.0), 30).convert("RGB").save(file)
         new.append(file)
-    answer = proxymetric("add-class", copy, "shape", *new[:2])
+    answer = proxymetric("index", "add-class", copy, "shape", *new[:2])
     assert answer.code == 0, answer
     assert "2 images of shape, a new class: added:shape/new0.png, added:shape/new1.png" in answer.out
     assert "82 images of 11 classes" in answer.out
-    already = "PHOTO: got 'added:shape/new0.png', 'added:shape/new1.png', which the"
-    refused(proxymetric("add-class", copy, "shape", *new), already)
-    refused(proxymetric("add-class", copy, " ", new[2]), "NAME: got ' ', expected the name of a class")
+    already = "images: got 'added:shape/new0.png', 'added:shape/new1.png', which the"
+    refused(proxymetric("index", "add-class", copy, "shape", *new), already)
+    refused(proxymetric("index", "add-class", copy, " ", new[2]), "name: got ' ', expected the name of a class")
     (tmp_path / "bad.png").write_bytes(b"no image")
-    assert proxymetric("add-class", copy, "shape", new[2], tmp_path / "bad.png").code == 1
+    assert proxymetric("index", "add-class", copy, "shape", new[2], tmp_path / "bad.png").code == 1
     assert len(Index(copy)) == 82, "all photos are added, or none"
     assert Index(copy).thumbnail("added:shape/new0.png") is not None
     images = [new[2], photos / "class5" / "3.png"]
-    found = proxymetric("identify", copy, *images, "--far", "0.2")
+    found = proxymetric("search", "--identify", copy, *images, "--far", "0.2")
     rows = [line.split("\t") for line in found.out.splitlines() if line.startswith(tuple(map(str, images)))]
-    content = json.loads(proxymetric("identify", copy, *images, "--far", "0.2", "--json").out)
+    content = json.loads(proxymetric("search", "--identify", copy, *images, "--far", "0.2", "--json").out)
     assert [Path(each["image"]) for each in content] == images
     for row, each in zip(rows, content, strict=True):
         assert (each["class"] is None) == (each["score"] <= each["threshold"])
@@ -379,7 +392,10 @@ def test_a_class_is_added_and_identified(run, photos, index, tmp_path):
         assert each["uncertainty"] is None
     assert content[0]["best"] == "shape"
     assert "classes were trained on" in found.out + found.err
-    refused(proxymetric("identify", copy, images[0], "--far", "2"), "far: got 2, expected a false-accept rate between")
+    refused(
+        proxymetric("search", "--identify", copy, images[0], "--far", "2"),
+        "far: got 2, expected a false-accept rate between",
+    )
     again = proxymetric("index", run, photos, "--out", copy)
     assert "0 deleted" in again.out, "the class that was added stays"
     assert len(Index(copy)) == 82
@@ -388,11 +404,11 @@ def test_a_class_is_added_and_identified(run, photos, index, tmp_path):
 def test_a_class_that_was_added_stays_in_a_rebuild(run, photos, index, tmp_path):
     copy = shutil.copytree(index, tmp_path / "a.index")
     Image.effect_mandelbrot((32, 32), (-1.5, -1.0, 0.4, 1.0), 30).convert("RGB").save(tmp_path / "new.png")
-    assert proxymetric("add-class", copy, "shape", tmp_path / "new.png").code == 0
+    assert proxymetric("index", "add-class", copy, "shape", tmp_path / "new.png").code == 0
     words = ("index", run, photos, "--out", copy)
     assert "0 added, 80 updated, 0 deleted, 1 unchanged" in proxymetric(*words, "--rebuild").out
     assert Index(copy).classes["shape"] == 1
-    refused(proxymetric(*words, "--drop-added"), "--drop-added: got it without --rebuild", "proxymetric remove")
+    refused(proxymetric(*words, "--drop-added"), "drop_added: got it without rebuild", "index remove")
     words = ("index", finished_run(photos, tmp_path / "other", "--seed", 3), photos, "--out", copy, "--rebuild")
     before = bytes_of(copy)
     such = "1 item without a file, such as 'added:shape/new.png' of the class 'shape'"
@@ -405,12 +421,12 @@ def test_the_layout_of_an_index(run, photos, tmp_path):
     folder = tmp_path / "photos"
     for number in range(4):
         shutil.copytree(photos / f"class{number}", folder / ("train" if number < 2 else "test") / f"class{number}")
-    (folder / "train" / "class0" / "x.heic").write_bytes(b"heic")
+    (folder / "train" / "class0" / "x.nef").write_bytes(b"raw")
     words = ("index", run, folder, "--out", tmp_path / "a.index")
-    refused(proxymetric(*words, "--layout", "nestd"), "--layout: got 'nestd'", "did you mean 'nested'?")
+    refused(proxymetric(*words, "--layout", "nestd"), "layout: got 'nestd'", "did you mean 'nested'?")
     assert not (tmp_path / "a.index").exists()
     answer = proxymetric(*words)
-    assert "left out: images of types that are not read: 1 .heic; convert them to .jpg or .png" in answer.out
+    assert "left out: images of types that are not read: 1 .nef; convert them to .jpg or .png" in answer.out
     assert set(Index(tmp_path / "a.index").classes) == {"class0", "class1", "class2", "class3"}
     assert "0 added, 32 updated, 0 deleted, 0 unchanged" in proxymetric(*words, "--layout", "folder").out
     assert "32 unchanged" in proxymetric(*words).out, "the index remembers its layout"
@@ -458,20 +474,20 @@ def test_an_index_of_a_benchmark_has_the_classes_of_training(run, photos, tmp_pa
 
 
 def test_an_added_photo_is_left_out_of_its_own_results(photos, index, tmp_path):
-    """The photo of `add-class` lies elsewhere: its name and its thumbnail tell that it is an item of the index."""
+    """The photo of `index add-class` lies elsewhere: its name and its thumbnail tell that it is an item."""
     copy = shutil.copytree(index, tmp_path / "a.index")
     image, other = tmp_path / "new.png", tmp_path / "other" / "new.png"
     Image.effect_mandelbrot((32, 32), (-1.5, -1.0, 0.4, 1.0), 30).convert("RGB").save(image)
     other.parent.mkdir()
     Image.effect_mandelbrot((32, 32), (-1.5, -1.0, 0.5, 1.0), 30).convert("RGB").save(other)
-    assert proxymetric("add-class", copy, "shape", image).code == 0
+    assert proxymetric("index", "add-class", copy, "shape", image).code == 0
     own, another = (
         [line[4] for line in lines(proxymetric("search", copy, each, "-k", 100))] for each in (image, other)
     )
     assert (len(own), len(another)) == (80, 81)
     assert "added:shape/new.png" not in own
     assert "added:shape/new.png" in another, "another image of the same name"
-    content = json.loads(proxymetric("identify", copy, image, other, "--far", "0.2", "--json").out)
+    content = json.loads(proxymetric("search", "--identify", copy, image, other, "--far", "0.2", "--json").out)
     assert [each["in_index"] for each in content] == [True, False]
 
 
@@ -497,7 +513,7 @@ def test_many_photos_of_a_class_are_embedded_in_batches(photos, index, tmp_path,
     )
     copy = shutil.copytree(index, tmp_path / "a.index")
     files = [Path(shutil.copy(photos / "class0" / f"{number}.png", tmp_path / f"{number}.png")) for number in range(7)]
-    assert proxymetric("add-class", copy, "again", *files).code == 0
+    assert proxymetric("index", "add-class", copy, "again", *files).code == 0
     assert sizes == [3, 3, 1]
     added = Index(copy)
     for number in range(7):

@@ -8,12 +8,12 @@ import pytest
 
 from bombs import jpeg_of_scans
 from proxymetric.system.unreadable import MAX_IMAGES_NAMED, unreadable_lines
-from terminal import finished_run, proxymetric, train
+from terminal import proxymetric, train
 
 
 @pytest.fixture(scope="module")
-def run(photos, tmp_path_factory):
-    return finished_run(photos, tmp_path_factory.mktemp("run") / "run")
+def run(finished):
+    return finished
 
 
 @pytest.mark.parametrize("verb", ["index", "embed", "inspect"])

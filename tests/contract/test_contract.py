@@ -1,5 +1,7 @@
 """Every row of the catalogue keeps the contract; so do its variants with another kind of proxies."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from proxymetric.core.pieces import Compare, Outcome
 from proxymetric.core.surrogate import held
 from proxymetric.papers import CATALOGUE, options
 from proxymetric.papers.contract import CHECKS, Subject, builder, check_method
+from sampled import some
 
 ISA_ON = {"memory_epoch": 0, "filter_epoch": 0, "memory": 20}
 CCP = {"per_class": 2, "pool": 4}
@@ -79,23 +82,40 @@ NESTED |= {
 VARIANTS |= NESTED
 
 
+def subject_of(variant: str) -> Subject:
+    name, arguments = VARIANTS[variant]
+    return builder(name, **arguments)
+
+
 QUICK_SHARE = 4
-"""`make test` runs one of this many pairs of a variant and a check; the slow tests run all pairs"""
+"""`make test` runs one of this many pairs of a variant and a check; the slow tests run some others, by the commit"""
 QUICK_SHARE_NESTED = len(CHECKS)
 """the same for the nested variants: each runs one check"""
-CASES = [
-    pytest.param(variant, check, id=f"{variant}-{check}", marks=[] if is_quick else [pytest.mark.slow])
+PAIRS = [(variant, check) for variant in VARIANTS for check in CHECKS]
+QUICK = [
+    (variant, check)
     for row, variant in enumerate(VARIANTS)
     for column, check in enumerate(CHECKS)
     for share in [QUICK_SHARE_NESTED if variant in NESTED else QUICK_SHARE]
-    for is_quick in [variant in CATALOGUE or (row + column) % share == 0]
+    if variant in CATALOGUE or (row + column) % share == 0
+]
+CASES = [pytest.param(*pair, id="-".join(pair)) for pair in QUICK]
+CASES += [
+    pytest.param(*pair, id="-".join(pair), marks=pytest.mark.slow)
+    for pair in some([pair for pair in PAIRS if pair not in set(QUICK)], share=0.2)
 ]
 
 
 @pytest.mark.parametrize(("variant", "check"), CASES)
 def test_method_keeps_the_contract(variant: str, check: str) -> None:
-    name, arguments = VARIANTS[variant]
-    CHECKS[check](builder(name, **arguments))
+    """Gradients are compared along random directions."""
+    CHECKS[check](replace(subject_of(variant), fast=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", some([variant for variant in VARIANTS if not subject_of(variant).fast]))
+def test_gradients_entry_by_entry(variant: str) -> None:
+    CHECKS["gradient"](subject_of(variant))
 
 
 class Leaky(Compare):

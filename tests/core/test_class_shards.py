@@ -446,7 +446,7 @@ def test_no_process_waits_for_a_first_one_that_cannot_write(tmp_path: Path) -> N
 SHARDED = {"train__shard": True, "train__clip_norm": 0.5, "train__clip_value": 1e9}
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 @pytest.mark.parametrize(
     "settings",
     [
@@ -462,7 +462,7 @@ def test_a_run_of_two_processes_is_that_of_one(settings: dict[str, Any], photos:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_it_goes_on_with_another_number_of_processes(photos: Path, tmp_path: Path) -> None:
     settings = STILL | SHARDED | {"train__epochs": 2}
     one = run(photos, tmp_path / "one", **settings)

@@ -127,29 +127,6 @@ def test_picks_forget_the_moments_of_first_order_steps() -> None:
     assert int(source.steps) == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "message"),
-    [
-        (
-            "ccp",
-            {"base": {"method": "margin-contrastive", "normalise": "l2"}},
-            "normalise='l2' in its table and 'ball' as an argument of ccp",
-        ),
-        ("ccp", {"in_batch": -1.0}, "in_batch: got -1.0"),
-        ("ccp", {"pool": 12.5}, "pool: got 12.5, expected a whole number"),
-        ("ccp", {"base": 5}, "base: got 5"),
-        ("ccp", {"base": {"method": "triplet", "classes": 3}}, "base: got"),
-        ("vcpa", {"base": "proxy-anchor", "scale": 64.0}, "scale, margin"),
-        ("vcpa", {"newton_steps": 0, "halving": True}, "halving, damping"),
-        ("vcpa", {"newton_steps": 1.5}, "newton_steps: got 1.5, expected a whole number"),
-        ("proxy-isa", {"memory": 10.5}, "memory: got 10.5, expected a whole number"),
-    ],
-)
-def test_arguments_that_would_be_dropped_or_bent_are_refused(name: str, arguments: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        pm.method(name, classes=C, dim=D, **arguments)
-
-
 def test_uncertainty_of_one_draw_is_refused() -> None:
     with pytest.raises(ValueError, match="draws: got 1"):
         pm.method("vcpa", classes=C, dim=D).uncertainty(draws=1)

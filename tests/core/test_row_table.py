@@ -257,7 +257,7 @@ def test_commit_refuses_rows_without_a_rate_and_changes_nothing() -> None:
     assert torch.equal(criterion.objective.source.table.values, before)
 
 
-def test_a_run_whose_rows_step_themselves_learns(letters: Path, tmp_path: Path, no_page: None) -> None:
+def test_a_run_whose_rows_step_themselves_learns(letters: Path, tmp_path: Path, only_training: None) -> None:
     done = run(letters, tmp_path / "run", loss__touched="batch", **LEARNING)
     assert done.result.parameters["trained"] == 2 * 256 + 256 * 32 + 32 + 56 * 32, "LayerNorm, head, rows"
     assert done.result.parameters["parts"]["proxies"] == 56 * 32
@@ -267,7 +267,7 @@ def test_a_run_whose_rows_step_themselves_learns(letters: Path, tmp_path: Path, 
     assert int(tensors["criterion.objective.source.table.steps"].min()) > 0
 
 
-def test_rows_follow_the_schedule_and_the_clip_of_the_run(photos: Path, tmp_path: Path, no_page: None) -> None:
+def test_rows_follow_the_schedule_and_the_clip_of_the_run(photos: Path, tmp_path: Path, only_training: None) -> None:
     """A learning rate that has decayed to almost 0 moves no row, and Adam averages clipped gradients."""
     gone = {"train__decay": "step", "train__decay_every": 1, "train__decay_by": 1e-20, "loss__touched": "batch"}
     one = run(photos, tmp_path / "one", train__epochs=1, **gone)

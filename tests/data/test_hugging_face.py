@@ -63,7 +63,7 @@ def test_the_images_are_those_of_the_folder(photos, saved):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_a_run_trains_and_evaluates(saved, tmp_path):
     from terminal import proxymetric
 

@@ -64,6 +64,7 @@ GOOD = {
     "packed strips": lambda: noise("tiff", compression="tiff_lzw", tiffinfo={278: 2}),
     "jpeg in tiff": lambda: noise("tiff", compression="jpeg"),
     "run-length code": lambda: bmp_of_runs(3, 2, b"\3\7\0\0\3\x09\0\1"),
+    "avif": lambda: noise("avif", quality=60),
     "moved pages": lambda: noise("tiff", frames=3, compression="tiff_adobe_deflate"),
 }
 

@@ -38,7 +38,7 @@ def test_folder(tmp_path):
     assert images.read(4).mode == "RGB"
 
 
-def test_images_of_types_that_are_not_read_are_counted(tmp_path):
+def test_images_of_types_that_are_not_read_are_counted(tmp_path, without_heic):
     for name in ("cat/1.HEIC", "cat/2.heic", "dog/3.HEIC"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"photo")
@@ -47,7 +47,8 @@ def test_images_of_types_that_are_not_read_are_counted(tmp_path):
     write(tmp_path, "cat/a.jpg", "dog/b.jpg")
     (tmp_path / "dog" / "film.mp4").write_bytes(b"film")
     (tmp_path / "dog" / "notes.txt").write_text("no image")
-    note = f"{tmp_path}: left out, images of types that are not read: 3 .heic, 1 .mp4; convert them to .jpg or .png"
+    note = f"{tmp_path}: left out, images of types that are not read: 3 .heic, 1 .mp4; "
+    note += "to read .heic, pip install 'proxymetric[heic]'; convert .mp4 to .jpg or .png"
     assert note in open_data(tmp_path).notes
     loose = tmp_path / "loose"
     loose.mkdir()

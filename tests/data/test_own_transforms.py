@@ -77,7 +77,7 @@ def test_feeds_of_any_number_of_workers_give_the_same_views(photos):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_a_run_with_a_named_transform_continues_exactly(photos, working_folder, tmp_path):
     settings = TINY | {"view.transform": f"{working_folder}:augment", "train.epochs": 2}
     train(photos, out=tmp_path / "whole", settings=settings, watcher=Silent())
@@ -93,7 +93,7 @@ def test_a_run_with_a_named_transform_continues_exactly(photos, working_folder, 
     assert told["recipe"]["view"]["transform"] == f"{working_folder}:augment"
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_a_pipeline_from_python_is_part_of_the_run(photos, tmp_path):
     from torchvision.transforms import v2
 

@@ -140,8 +140,11 @@ def test_nested_classes_get_a_sentence_and_a_layout(tmp_path):
             write(tmp_path, f"{part}/{'Fruit' if k < 2 else 'Milk'}/{name}")
     images = open_data(tmp_path)
     assert images.classes == ["Fruit", "Milk"]
-    assert "every class folder holds folders of images, such as Fruit/a, Fruit/b" in notes(images)
-    assert "data.layout=nested" in notes(images)
+    note = (
+        "train: all images lie deeper than the 2 class folders, in 4 folders such as Fruit/a, Fruit/b, Milk/c, ...; all"
+    )
+    assert note in notes(images).replace("test:", "train:").replace("e, Fruit/f, Milk/g", "a, Fruit/b, Milk/c")
+    assert notes(images).count("--set data.layout=nested (evaluate, index: --layout nested)") == 1
     parts = split(open_data(tmp_path, layout="nested"), 0.0)
     assert parts.train.classes == ["Fruit/a", "Fruit/b", "Milk/c", "Milk/d"]
     assert parts.test.classes == ["Fruit/e", "Fruit/f", "Milk/g", "Milk/h"]
@@ -149,6 +152,26 @@ def test_nested_classes_get_a_sentence_and_a_layout(tmp_path):
     assert "data.layout=nested" in notes(plain)
     assert open_data(tmp_path / "train", layout="nested").classes == ["Fruit/a", "Fruit/b", "Milk/c", "Milk/d"]
     assert "nested" not in notes(open_data(write(tmp_path / "plain", "a", "b")))
+    assert "nested" not in notes(open_data(tmp_path / "train", layout="folder")), "the user has decided"
+
+
+@pytest.mark.parametrize(
+    ("folders", "asks"),
+    [
+        (("audi/a3", "audi/a4", "vw/golf"), True),  # a make with one model
+        (("dog/2024-01", "dog/2024-02", "cat/2024-01"), True),  # sessions: the names do not tell
+        (("audi/cars/a3", "audi/cars/a4", "vw/cars/golf"), True),
+        (("dog/images", "cat/images"), False),  # the same classes either way
+        (("dog/2024-01", "dog/2024-02", "cat"), False),  # images beside folders: a class with sessions
+    ],
+)
+def test_folders_in_class_folders_are_one_class_and_said(tmp_path, folders, asks):
+    images = open_data(write(tmp_path, *folders))
+    assert images.classes == sorted({folder.split("/")[0] for folder in folders})
+    assert ("data.layout=nested" in notes(images)) == asks
+    with pytest.raises(ValueError, match="learning needs 4 classes") as error:
+        split(images)
+    assert ("data.layout=nested" in str(error.value)) == asks
 
 
 def test_the_division_is_part_of_the_identity(tmp_path):

@@ -47,6 +47,17 @@ def test_single_images_stay_in_training():
     [
         ((2, 2), {}, "leaves 0 for training"),
         ((2, 2, 2), {}, "leaves 1 for training"),
+        (
+            (5, 7),
+            {},
+            "learning needs 4 classes .* are 2 such classes, 12 images together.*`proxymetric index` and `search`",
+        ),
+        ((1,) * 9, {}, "here are 0 such classes, 9 images together.*need neither classes nor training"),
+        (
+            (1,) * 9,
+            {"validation": 0},
+            "one image of each of the 9 classes, .* learning needs 4 classes of two",
+        ),
         ((2, 2, 1, 1, 1, 1), {"validation": 0.5}, "3 classes of two images or more, .* 2 of the 6"),
         ((2, 1, 1, 1), {"test": 0.2}, "2 classes of two images or more, .* 1 of the 4"),
         ((2, 2, 2, 2), {"validation": 1.0}, "validation: got 1.0, expected a fraction"),
@@ -57,6 +68,10 @@ def test_single_images_stay_in_training():
 def test_splits_that_are_refused(counts, options, sentence):
     with pytest.raises(ValueError, match=sentence):
         split(images_of(*counts), **options)
+
+
+def test_two_classes_of_which_one_has_two_images_are_trained_on_where_none_are_held_out():
+    assert len(split(images_of(2, 1), validation=0).train) == 3
 
 
 LABELS = np.random.default_rng(0).integers(0, 12, 200)

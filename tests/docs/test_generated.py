@@ -254,11 +254,11 @@ def test_minutes_in_which_runs_share_a_machine_count_once():
 
 def test_every_package_has_a_page():
     pages = reference.reference_pages()
-    for name in ("losses", "core", "criterion", "recipe", "proxymetric", "command-line"):
+    for name in ("losses", "core", "criterion", "runs", "proxymetric", "command-line"):
         assert f"reference/{name}.md" in pages
     for loss in pm.losses.__all__:
         assert f"::: proxymetric.losses.{loss}\n" in pages["reference/losses.md"]
-    assert "## proxymetric query" in pages["reference/command-line.md"]
+    assert "## proxymetric index add-class" in pages["reference/command-line.md"]
 
 
 def test_a_cell_of_the_peer_shows_time_and_memory():

@@ -13,6 +13,8 @@ ROUNDING = 0.15
 """how far the sizes of tensors may be apart on another machine. Adam turns a gradient near 0 into a whole step: on one
 machine, without oneDNN or with two threads, they are up to 0.1 apart after the same two epochs."""
 
+pytestmark = pytest.mark.usefixtures("only_training")
+
 
 @pytest.fixture(autouse=True)
 def one_thread():

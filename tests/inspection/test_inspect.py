@@ -17,12 +17,12 @@ from proxymetric.encoders import build
 from proxymetric.inspection import contents as contents_module
 from proxymetric.inspection.report import COLUMNS
 from proxymetric.models.model import Model
-from terminal import finished_run, proxymetric, refused
+from terminal import proxymetric, refused
 
 
 @pytest.fixture(scope="module")
-def run(photos, tmp_path_factory):
-    return finished_run(photos, tmp_path_factory.mktemp("run") / "run")
+def run(finished):
+    return finished
 
 
 @pytest.fixture(scope="module")

@@ -47,6 +47,7 @@ def run(photos: Path, weights: Path, tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("runs") / "prompted"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("proxymetric.runs.session.draw_report", lambda *args, **kwargs: None)
+        patch.setattr("proxymetric.runs.session.closed_form_rows", lambda *args, **kwargs: {})
         trained(photos, folder, **VIT, encoder__weights=str(weights), encoder__tuning="vpt+bitfit")
     return folder
 
@@ -189,7 +190,7 @@ def test_a_slim_file_on_the_command_line(run, weights, photos, tmp_path, monkeyp
     given = ("--weights", weights)
     wanted.append(proxymetric("embed", "vit.safetensors", photos, *given, "--out", "slim.safetensors"))
     picture = photos / "class0" / "0.png"
-    wanted.append(proxymetric("query", "vit.safetensors", "slim.safetensors", picture, *given))
+    wanted.append(proxymetric("search", "vit.safetensors", "--in", "slim.safetensors", picture, *given))
     wanted.append(proxymetric("evaluate", "vit.safetensors", "--data", photos, *given))
     assert [answer.code for answer in wanted] == [0] * 4, wanted
     assert torch.equal(load_file("whole.safetensors")["vectors"], load_file("slim.safetensors")["vectors"])
@@ -218,6 +219,7 @@ def test_a_damaged_slim_file_is_refused(run, weights, tmp_path):
 
 def test_full_fine_tuning_is_kept_whole_and_frozen_features_are_not(photos, weights, tmp_path, monkeypatch):
     monkeypatch.setattr("proxymetric.runs.session.draw_report", lambda *args, **kwargs: None)
+    monkeypatch.setattr("proxymetric.runs.session.closed_form_rows", lambda *args, **kwargs: {})
     pixels = images()
     trained(photos, tmp_path / "full", **VIT, encoder__weights=str(weights))
     said = export(tmp_path / "full", {"slim": tmp_path / "full.safetensors"})

@@ -15,15 +15,14 @@ import torch
 import proxymetric as pm
 from hub_server import COMMIT, hub
 from proxymetric.system.files import read_json, write_json
-from terminal import bytes_of, finished_run, proxymetric, refused
+from terminal import bytes_of, proxymetric, refused
 
 FILES = ["README.md", "config.json", "model.safetensors"]
 
 
 @pytest.fixture(scope="module")
-def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run. Only read it."""
-    return finished_run(photos, tmp_path_factory.mktemp("runs") / "finished")
+def run(finished):
+    return finished
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +71,9 @@ def test_the_client_fetches_a_model_from_the_server_in_hf_endpoint(run, shared, 
     """The client reads HF_ENDPOINT when it is imported, so it runs in a process of its own."""
     code = (
         "from proxymetric.models.hub_client import fetch\n"
+        "from proxymetric.models.place import place_of\n"
         "for address in ('hf://me/birds', 'hf://me/birds@main', 'hf://me/birds@v9', 'hf://me/cats'):\n"
-        "    try: print(fetch(address))\n"
+        "    try: print(fetch(place_of(address)))\n"
         "    except ValueError as error: print(error)\n"
     )
     with hub("me/birds", shared) as server:
@@ -131,13 +131,13 @@ def test_verbs_take_an_address(run, photos, tmp_path, monkeypatch):
     copy = shutil.copy(image, tmp_path / "owl.png")
     for words in (
         ("embed", address, photos, "--out", "a.safetensors"),
-        ("query", address, "a.safetensors", image),
+        ("search", address, "--in", "a.safetensors", image),
         ("evaluate", f"{address}@main", "--data", photos),
         ("inspect", address, photos),
         ("index", address, photos, "--out", "a.index", "--map", "none"),
         ("search", "a.index", image),
-        ("identify", "a.index", image, "--far", "0.5"),
-        ("add-class", "a.index", "owl", copy),
+        ("search", "--identify", "a.index", image, "--far", "0.5"),
+        ("index", "add-class", "a.index", "owl", copy),
         ("search", "a.index", image, "--run", address),
         ("search", "a.index", image, "--run", run),
     ):

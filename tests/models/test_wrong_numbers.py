@@ -9,12 +9,12 @@ import pytest
 
 from proxymetric.system.files import read_json
 from proxymetric.system.tensor_files import read_header, read_tensors, write_tensors
-from terminal import finished_run, proxymetric, refused
+from terminal import proxymetric, refused
 
 
 @pytest.fixture(scope="module")
-def run(photos, tmp_path_factory):
-    return finished_run(photos, tmp_path_factory.mktemp("run") / "run")
+def run(finished):
+    return finished
 
 
 CASES = [

@@ -286,7 +286,7 @@ PARALLEL: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 @pytest.mark.parametrize("kind", PARALLEL)
 def test_two_processes_equal_one(kind: str, photos: Path, tmp_path: Path) -> None:
     settings = STILL | PARALLEL[kind]

@@ -17,7 +17,7 @@ from proxymetric.runs.auto_method import CANDIDATES, DEFAULT_METHOD, Trial, deci
 from proxymetric.system.files import read_json
 from training_runs import Notes, run, same_tensors
 
-pytestmark = pytest.mark.usefixtures("no_page")
+pytestmark = pytest.mark.usefixtures("only_training")
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from proxymetric.system.watcher import Silent, Tick
 from proxymetric.training.trainer import Interrupted
 from training_runs import Stop, records, run, same_run, same_tensors, state
 
-pytestmark = pytest.mark.usefixtures("no_page")
+pytestmark = pytest.mark.usefixtures("only_training")
 STILL = {"train__lr": 0.0, "encoder__freeze_bn": True}
 """nothing moves, so that the first evaluation after a step is the best for good"""
 

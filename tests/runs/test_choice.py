@@ -17,7 +17,7 @@ from training_runs import Notes, Process, command, records, run, same_run, same_
 
 TIMES = ("training_seconds", "waiting_seconds", "memory", "images_per_second")
 
-pytestmark = pytest.mark.usefixtures("no_page")
+pytestmark = pytest.mark.usefixtures("only_training")
 LONGER = {"train__epochs": 5, "train__lr": 3e-3, "data__validation": 0.4}
 """four held-out classes that cannot be told apart perfectly, and a rate at which scores go up and down"""
 

@@ -12,7 +12,7 @@ from proxymetric.system.files import read_json
 from proxymetric.weightings import ClassBalance
 from training_runs import Snapshot, run, same_run
 
-pytestmark = pytest.mark.usefixtures("no_page")
+pytestmark = pytest.mark.usefixtures("only_training")
 SHORT = {"train__epochs": 2, "train__warmup": 1}
 BY_FREQUENCY = {"method": "cosface", "loss__weights": "frequency", "loss__margins": "frequency"}
 

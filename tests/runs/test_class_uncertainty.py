@@ -144,7 +144,9 @@ def expected(tensors: dict[str, Tensor], seen: ImageSet, vectors: Tensor) -> tup
     return doubt, np.corrcoef(doubt, medians)[0, 1]
 
 
-def test_it_is_that_of_the_model_that_is_reported(photos: Path, tmp_path: Path, doubting: None, no_page: None) -> None:
+def test_it_is_that_of_the_model_that_is_reported(
+    photos: Path, tmp_path: Path, doubting: None, only_training: None
+) -> None:
     done = run(photos, tmp_path / "run", **STILL)
     assert done.result.chosen_epoch == 1
     seen = split(open_data(photos), 0.2, "auto", 0).train
@@ -158,7 +160,9 @@ def test_it_is_that_of_the_model_that_is_reported(photos: Path, tmp_path: Path, 
     assert found["most"] == [[seen.classes[c], doubt[c]] for c in np.argsort(-doubt)[:4]]
     assert found["correlation"] == pytest.approx(correlation, abs=1e-5)
     stored = run_knowledge(done.folder).uncertainty
-    assert stored == pytest.approx(dict(zip(seen.classes, doubt, strict=True))), "`identify` knows each class's"
+    assert stored == pytest.approx(dict(zip(seen.classes, doubt, strict=True))), (
+        "`search --identify` knows each class's"
+    )
     assert json.loads((done.folder / "result.json").read_text())["uncertainty"] == found
     again = run(photos, shutil.copytree(done.folder, tmp_path / "again"), resume=True, **STILL)
     same_run(again.folder, done.folder)
@@ -191,13 +195,13 @@ def test_the_page_shows_the_classes_and_is_made_again_alike(photos: Path, tmp_pa
     assert remake_report(done.folder).read_text() == page
 
 
-def test_others_say_nothing(photos: Path, tmp_path: Path, no_page: None) -> None:
+def test_others_say_nothing(photos: Path, tmp_path: Path, only_training: None) -> None:
     done = run(photos, tmp_path / "run", train__epochs=1)
     assert done.result.uncertainty is None
 
 
 @pytest.mark.parametrize("method", ["vcpa", "ccp"])
-def test_gaussian_proxies_tell(method: str, photos: Path, tmp_path: Path, no_page: None) -> None:
+def test_gaussian_proxies_tell(method: str, photos: Path, tmp_path: Path, only_training: None) -> None:
     """Also under a scheme."""
     base = {"loss__base": "vcpa", "loss__per_class": 1, "train__per_class": 2} if method == "ccp" else {}
     done = run(photos, tmp_path / "run", method=method, train__epochs=1, **base)

@@ -56,7 +56,7 @@ def embedded(seed: int, classes: int, images: int = 6, width: int = 20, signal: 
     return EmbeddedSet(images_of, torch.from_numpy(features).float(), np.arange(len(labels)))
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_whitening_is_the_closed_form_on_all_known_classes(letters, tmp_path):
     notes = Notes()
     done = run(letters, tmp_path / "run", method="whitening", watcher=notes, **COMPUTED)
@@ -81,7 +81,7 @@ def test_whitening_is_the_closed_form_on_all_known_classes(letters, tmp_path):
     torch.testing.assert_close(vectors.double(), expected_vectors, atol=2e-4, rtol=0)
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_held_out_classes_choose_and_are_scored_by_a_head_that_does_not_know_them(letters, tmp_path):
     done = without_dim(letters, tmp_path / "run", method="lda", **COMPUTED)
     fit, validation = done.result.closed_form, done.result.validation
@@ -94,7 +94,7 @@ def test_held_out_classes_choose_and_are_scored_by_a_head_that_does_not_know_the
     assert final.dim <= len(final.classes) - 1
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_untrained_is_the_backbone_as_it_is(letters, tmp_path):
     done = run(letters, tmp_path / "run", method="untrained", **COMPUTED)
     assert done.result.rows["trained encoder"] == pytest.approx(done.result.rows["untrained encoder"], abs=1e-6)
@@ -130,10 +130,17 @@ def test_the_rows_are_computed_once_for_a_resumed_run(photos, tmp_path, monkeypa
     assert {"whitening", "lda"} <= done.result.rows.keys()
 
 
-@pytest.mark.usefixtures("no_page")
-@pytest.mark.parametrize("frozen", [True, False])
-@pytest.mark.parametrize("start", ["whitening", "lda"])
-def test_a_start_is_the_closed_form_before_training_and_resumes_bit_for_bit(letters, tmp_path, frozen, start):
+@pytest.mark.usefixtures("only_training")
+@pytest.mark.parametrize(
+    ("start", "frozen"),
+    [
+        ("lda", True),
+        ("whitening", False),
+        pytest.param("lda", False, marks=pytest.mark.slow),
+        pytest.param("whitening", True, marks=pytest.mark.slow),
+    ],
+)
+def test_a_start_is_the_closed_form_before_training_and_resumes_bit_for_bit(letters, tmp_path, start, frozen):
     settings = LEARN | {"train__frozen": frozen, "train__start": start, "train__epochs": 1, "train__lr": 1e-3}
     settings |= {"train__save_every": 3}
     done = run(letters, tmp_path / "run", **settings)
@@ -151,7 +158,7 @@ def test_a_start_is_the_closed_form_before_training_and_resumes_bit_for_bit(lett
     assert resumed.result.closed_form is not None
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_a_start_does_not_change_the_rest_of_the_training(letters, tmp_path):
     """The random numbers after the head are those of a run without a start: proxies and batches are the same."""
     settings = LEARN | {"train__epochs": 1, "train__lr": 0.0, "encoder__normalise_features": True}
@@ -163,7 +170,7 @@ def test_a_start_does_not_change_the_rest_of_the_training(letters, tmp_path):
     assert not torch.equal(one["encoder.head.1.weight"], other["encoder.head.1.weight"])
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_a_start_keeps_the_dimensions_that_are_named_and_else_those_that_there_are(photos, tmp_path):
     named = run(photos, tmp_path / "named", train__start="lda", train__epochs=1, encoder__dim=300)
     assert pm.load(named.folder, device="cpu").dim == 300
@@ -185,7 +192,7 @@ def test_the_page_of_a_method_in_closed_form(letters, tmp_path):
     assert note == "all of them trained on"
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_a_run_in_closed_form_that_was_killed_ends_the_same(letters, tmp_path, monkeypatch):
     done = run(letters, tmp_path / "run", method="whitening", **COMPUTED)
     killed = tmp_path / "killed"
@@ -223,7 +230,7 @@ def test_what_a_closed_form_cannot_do_is_refused(settings, words):
         recipes.check(settings)
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 @pytest.mark.parametrize(
     ("shrinkage", "words"), [("much", "expected a number or 'auto'"), (0.0, "above 0"), (2, "0 to 1")]
 )
@@ -232,7 +239,7 @@ def test_a_wrong_shrinkage_is_refused_before_the_images_are_opened(tmp_path, shr
         run(tmp_path, tmp_path / "run", method="whitening", loss__shrinkage=shrinkage)
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_settings_of_steps_have_no_effect_and_that_is_said(letters, tmp_path):
     notes = Notes()
     run(letters, tmp_path / "run", method="whitening", watcher=notes, **COMPUTED, train__epochs=5)
@@ -241,7 +248,7 @@ def test_settings_of_steps_have_no_effect_and_that_is_said(letters, tmp_path):
     )
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_a_shrinkage_and_dimensions_that_are_named_are_taken(letters, tmp_path):
     named = run(
         letters, tmp_path / "run", method="whitening", loss__shrinkage=0.123, encoder__dim=19, **COMPUTED
@@ -251,7 +258,7 @@ def test_a_shrinkage_and_dimensions_that_are_named_are_taken(letters, tmp_path):
     assert pm.load(large.folder, device="cpu").dim == 256, "there are no more features"
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 @pytest.mark.parametrize("method", ["whitening", "lda"])
 def test_few_classes(photos, tmp_path, method):
     """Two training classes and none held out; then one image of each class, which says nothing."""
@@ -269,7 +276,7 @@ def test_few_classes(photos, tmp_path, method):
         run(two, tmp_path / "single", method=method, data__validation=0)
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_features_that_are_not_finite_end_the_run_with_a_sentence(letters, tmp_path, monkeypatch):
     features = Encoder.features
     monkeypatch.setattr(Encoder, "features", lambda self, images: features(self, images) * float("nan"))

@@ -85,7 +85,7 @@ def test_a_result_that_is_worse_says_so_and_what_to_try():
     assert remarks(mixed) == ["training raised MAP@R, but these metrics fell: R@1 50.0 to 40.0"]
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_a_run_that_chose_epoch_0_says_that_nothing_was_trained(photos, tmp_path):
     result = run(photos, tmp_path / "run", train__frozen=True, train__lr=1e-12, train__epochs=1).result
     assert result.chosen_epoch == 0

@@ -15,7 +15,7 @@ from proxymetric.search import VectorFile
 from proxymetric.system.checkpoint import Checkpoint
 from terminal import proxymetric, refused, train
 
-pytestmark = pytest.mark.usefixtures("no_page")
+pytestmark = pytest.mark.usefixtures("only_training")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_model_that_gives_nan_is_refused(photos, tmp_path):
                 value.fill_(float("nan"))
         checkpoint.write(run / name)
     image = next(photos.rglob("*.png"))
-    for words in (("embed", run, photos, "--out", tmp_path / "v.safetensors"), ("query", run, photos, image)):
+    for words in (("embed", run, photos, "--out", tmp_path / "v.safetensors"), ("search", run, image, "--in", photos)):
         refused(proxymetric(*words), "not finite")
     assert not (tmp_path / "v.safetensors").exists()
     with pytest.raises(ValueError, match="not finite"):

@@ -11,7 +11,7 @@ from torch import Tensor
 from proxymetric.encoders.encoder import Encoder
 from training_runs import run, same_tensors
 
-pytestmark = pytest.mark.usefixtures("no_page")
+pytestmark = pytest.mark.usefixtures("only_training")
 
 
 @pytest.mark.parametrize("evaluates_in_amp", [True, False])

@@ -49,7 +49,7 @@ def in_shop(tmp_path_factory):
     return root
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_a_test_set_with_a_gallery_is_measured_query_against_gallery(in_shop, tmp_path):
     settings = TINY | {"train.epochs": 1, "data.validation": 0.34}
     run = train(in_shop, out=tmp_path / "run", settings=settings, watcher=Silent())
@@ -151,7 +151,7 @@ def test_a_papers_view_by_name():
         check({"view": {"name": "proxy-ancor"}})
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_tensorboard_holds_the_log_and_a_resumed_run_does_not_repeat_itself(photos, tmp_path):
     event_file = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     settings = TINY | {"train.epochs": 2, "train.track": "tensorboard"}
@@ -167,7 +167,7 @@ def test_tensorboard_holds_the_log_and_a_resumed_run_does_not_repeat_itself(phot
     assert "train/lr/proxies" in found.Tags()["scalars"]
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_an_encoder_without_a_head_trains(photos, tmp_path):
     settings = TINY | {"encoder.head": "none", "encoder.dim": "none", "train.epochs": 1}
     with pytest.raises(ValueError, match=r"train.warmup: got 1, but there is neither head nor proxies"):
@@ -176,7 +176,7 @@ def test_an_encoder_without_a_head_trains(photos, tmp_path):
     assert train(photos, out=tmp_path / "rows", settings=rows, watcher=Silent()).result.skipped_steps == 0
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_batches_fit_themselves_where_images_per_class_are_only_advised(photos, tmp_path):
     said = []
 
@@ -195,7 +195,7 @@ def test_batches_fit_themselves_where_images_per_class_are_only_advised(photos, 
         )
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_what_a_resumed_run_was_told_anew_is_kept(photos, tmp_path):
     train(photos, out=tmp_path / "run", settings=TINY | {"train.epochs": 1}, watcher=Silent())
     train(out=tmp_path / "run", epochs=2, resume=True, watcher=Silent())
@@ -203,7 +203,7 @@ def test_what_a_resumed_run_was_told_anew_is_kept(photos, tmp_path):
     assert (again.result.recipe["train"]["epochs"], again.result.epochs) == (2, 2)
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_a_refit_says_what_it_cost_and_the_chosen_model_is_measured_on_what_it_has_not_seen(photos, tmp_path):
     run = train(photos, out=tmp_path / "run", settings=TINY | {"train.epochs": 1}, refit=True, watcher=Silent())
     refit = run.result.refit

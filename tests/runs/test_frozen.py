@@ -14,7 +14,7 @@ from proxymetric.encoders import Encoder
 from proxymetric.system.checkpoint import Checkpoint
 from training_runs import LEARNING, Notes, Stop, StopAfter, run, same_run
 
-pytestmark = pytest.mark.usefixtures("no_page")
+pytestmark = pytest.mark.usefixtures("only_training")
 FROZEN = {"train__frozen": True, "train__lr": 1e-2, "train__epochs": 2}
 
 

@@ -20,7 +20,7 @@ from proxymetric.system.watcher import Tick
 from proxymetric.training.advice import narrow_cone
 from training_runs import Notes, records, run, same_run, same_tensors
 
-pytestmark = pytest.mark.usefixtures("no_page")
+pytestmark = pytest.mark.usefixtures("only_training")
 SENTENCE = "the embeddings of all images have nearly the same direction"
 HEALTHY: dict[str, Any] = {"train__frozen": True, "train__lr": 1e-2, "train__epochs": 8, "protocol": "last"}
 COLLAPSING = HEALTHY | {"method": "subcentre-arcface", "data__wrong_labels": 0.2}

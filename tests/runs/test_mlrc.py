@@ -35,6 +35,7 @@ def study(tmp_path_factory):
     out = tmp_path_factory.mktemp("mlrc") / "study"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("proxymetric.runs.session.draw_report", lambda *args, **kwargs: None)
+        patch.setattr("proxymetric.runs.session.closed_form_rows", lambda *args, **kwargs: {})
         return out, mlrc("glyphs:40", out=out, **ARGUMENTS)
 
 
@@ -72,7 +73,7 @@ def test_average_and_concatenation(study):
     assert result["finished"] == read_json(out / "fold4" / "result.json")["finished"], "the end of the last fold"
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_it_goes_on_with_the_folds_that_are_left(study, tmp_path):
     class Enough(Exception):
         pass

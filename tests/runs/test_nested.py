@@ -16,7 +16,7 @@ from proxymetric.papers import CATALOGUE
 from proxymetric.search import Index
 from training_runs import Snapshot, run, same_run
 
-pytestmark = pytest.mark.usefixtures("no_page")
+pytestmark = pytest.mark.usefixtures("only_training")
 SIZES = [2, 5, 8]
 PROMPTED = {
     "encoder__backbone": "test_vit", "encoder__pretrained": False, "encoder__tuning": "vpt+bitfit", "view__size": 32,

@@ -12,14 +12,9 @@ import pytest
 
 from proxymetric.runs import folder as folders
 from proxymetric.system.files import read_json
-from terminal import bytes_of, finished_run, proxymetric, refused, train
+from terminal import bytes_of, proxymetric, refused, train
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
-
-@pytest.fixture(scope="module")
-def finished(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return finished_run(photos, tmp_path_factory.mktemp("runs") / "finished")
+pytestmark = pytest.mark.usefixtures("only_training")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import proxymetric as pm
 from proxymetric.system.files import read_json
 from terminal import bytes_of, finished_run, proxymetric, refused, train
 
-pytestmark = pytest.mark.usefixtures("no_page")
+pytestmark = pytest.mark.usefixtures("only_training")
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,8 @@ def test_a_lost_best_is_not_replaced_by_last(run):
     (run / "best.safetensors").unlink()
     before = bytes_of(run)
     refused(resume(run), str(run / "best.safetensors"), "is missing", "--overwrite", "--which last")
-    for words in (("evaluate", run), ("evaluate", run, "--redraw"), ("embed", run, run), ("query", run, run, run)):
+    forms = (("evaluate", run), ("evaluate", run, "--redraw"), ("embed", run, run), ("search", run, run, "--in", run))
+    for words in forms:
         answer = proxymetric(*words)
         assert answer.code == 1, words
     refused(proxymetric("evaluate", run), "best.safetensors is missing", "--which last")

@@ -37,6 +37,7 @@ def test_papers_scores_the_test_classes_at_every_evaluation_and_reports_best_and
     assert "epoch chosen on the test half" in (done.folder / "report.html").read_text()
 
 
+@pytest.mark.usefixtures("only_training")
 def test_last_trains_on_all_classes_for_the_epochs_asked(letters, tmp_path):
     held_out = run(letters, tmp_path / "held-out", protocol="held-out", **LEARN).result
     last = run(letters, tmp_path / "last", protocol="last", **LEARN, train__patience=1).result
@@ -47,6 +48,7 @@ def test_last_trains_on_all_classes_for_the_epochs_asked(letters, tmp_path):
     assert last.recipe["train"]["patience"] is None
 
 
+@pytest.mark.usefixtures("only_training")
 def test_the_untrained_model_is_a_candidate(letters, tmp_path):
     """The learning rate is so high that no epoch is as good as the untrained model."""
     settings = {**LEARNING, "train__lr": 10.0, "train__epochs": 3, "data__validation": 0.3, "data__test": 0.3}
@@ -97,6 +99,7 @@ def test_a_recipe_file_may_name_its_protocol(tmp_path):
     assert kept.train.monitor == "MAP@R"
 
 
+@pytest.mark.usefixtures("only_training")
 def test_results_say_schema_and_commit(photos: Path, tmp_path: Path):
     run(photos, tmp_path / "run", train__epochs=1)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
@@ -117,6 +120,7 @@ def test_a_share_of_each_class_and_wrong_labels_are_drawn_by_the_seed():
     assert altered(images) is images
 
 
+@pytest.mark.usefixtures("only_training")
 def test_the_images_that_a_run_was_trained_on_are_those_that_it_saw(photos: Path, tmp_path: Path) -> None:
     done = run(photos, tmp_path / "run", data__fraction=0.5, data__wrong_labels=0.2)
     trained_on, note = evaluation_set(done.folder, part="train")

@@ -244,7 +244,7 @@ def test_a_recipe_file_that_is_missing_or_broken_is_named(tmp_path):
         load(tmp_path / "demmo.toml")
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_flags_win_over_the_file_and_set_wins_over_flags(photos, tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text(

@@ -59,7 +59,7 @@ def test_timing_a_pass_changes_nothing() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in encoder.state_dict().items())
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_a_run_says_it_before_it_trains(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quiet, slow = Notes(), Notes()
     first = run(photos, tmp_path / "first", watcher=quiet)

@@ -12,7 +12,7 @@ import pytest
 import proxymetric as pm
 from proxymetric.arguments.own_code import UntrustedCode, trusting
 from proxymetric.system.files import read_json
-from terminal import finished_run, proxymetric, refused, train
+from terminal import proxymetric, refused, train
 
 MODULE = """
 from pathlib import Path
@@ -43,8 +43,8 @@ def was_imported(folder: Path) -> bool:
 
 
 @pytest.fixture(scope="module")
-def plain_run(photos, tmp_path_factory):
-    return finished_run(photos, tmp_path_factory.mktemp("run") / "run")
+def plain_run(finished):
+    return finished
 
 
 @pytest.mark.parametrize("tables", [("recipe", "said"), ("recipe",), ("said",)])
@@ -69,7 +69,7 @@ def test_resuming_a_strangers_run(folder, photos, plain_run, tables):
     assert not was_imported(folder)
 
 
-def test_own_run_is_continued_by_the_same_command_or_with_trust_code(folder, photos, no_page):
+def test_own_run_is_continued_by_the_same_command_or_with_trust_code(folder, photos, only_training):
     assert train(photos, folder / "run", "--method", "strange:method").code == 0
     assert was_imported(folder), "the command names it"
     refused(
@@ -98,7 +98,7 @@ RECIPES = [
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe(folder, photos, recipe, no_page):
+def test_a_recipe(folder, photos, recipe, only_training):
     (folder / "r.toml").write_text(recipe)
     for protocol in ("held-out", "mlrc"):
         words = ["--data", photos, "--recipe", "r.toml", "--out", folder / protocol, "--set", "data.test=0.5"]

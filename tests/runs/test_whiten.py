@@ -15,7 +15,7 @@ from proxymetric.features.cache import cached_features
 from proxymetric.system.checkpoint import Checkpoint
 from training_runs import LEARNING, Notes, run, same_tensors
 
-pytestmark = pytest.mark.usefixtures("no_page")
+pytestmark = pytest.mark.usefixtures("only_training")
 LEARN = LEARNING | {"data__validation": 0.3, "data__test": 0.3, "train__epochs": 1, "encoder__layer_norm": False}
 WHITEN = {"train__whiten": True}
 

@@ -382,20 +382,3 @@ def test_what_is_forgotten_is_said() -> None:
     toy.encoder.bias = nn.Parameter(torch.zeros(D).double())
     with pytest.raises(ValueError, match="bind: got bias, which became trainable after bind"):
         toy.criterion(toy.encoder(x), y)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"lam": -1.0}, "lam: got -1.0"),
-        ({"patience": 0}, "patience: got 0, expected a whole number of at least 1"),
-        ({"anchor": "first"}, "anchor: got 'first', expected one of last, best"),
-        ({"start": "ones"}, "start: got 'ones', expected one of random, zero"),
-        ({"roll_back": True}, "roll_back: got True with anchor='last'"),
-        ({"pool": 7}, "pool: got 7, expected at least 8, the number of proxies of a class, or 1"),
-        ({"normalise": "l1"}, "normalise: got 'l1'"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        pm.method("ccp", classes=C, dim=D, **arguments)

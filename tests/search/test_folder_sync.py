@@ -25,8 +25,8 @@ from training_runs import forks
 
 
 @pytest.fixture(scope="module")
-def run(photos, tmp_path_factory):
-    return finished_run(photos, tmp_path_factory.mktemp("run") / "run")
+def run(finished):
+    return finished
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_bad_files_are_named_and_drop_out(index, model, folder):
     assert "class0/0.png" not in index
     for file in folder.rglob("*.png"):
         file.write_text("no image")
-    with pytest.raises(ValueError, match=r"photos: got .* with 81 images, none of which can be read"):
+    with pytest.raises(ValueError, match=r"images: got .* with 81 images, none of which can be read"):
         sync(index, model, folder)
     assert len(index) == 78, "the index stays as it was"
 

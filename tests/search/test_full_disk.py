@@ -92,32 +92,36 @@ def on_a_small_disk(place: Path, kilobytes: int, script: str, *words: object) ->
     )  # fmt: skip
 
 
+DISKS = [("float32", 80), ("float32", 700), ("float32", 900), ("float32", 1100)]
+DISKS += [(kind, size) for kind in ("int8", "binary") for size in (80, 300)]
 ADD = """
-import sys, torch
+import sys, subprocess, torch
 from proxymetric.search.index import Index
-index = Index.create(sys.argv[1], dim=64, vectors=sys.argv[2])
-index.add(["a"], torch.randn(1, 64))
-try:
-    index.add([f"{n:05}" for n in range(3000)], torch.randn(3000, 64), thumbnails=[bytes(100)] * 3000)
-except OSError as error:
-    print(type(error).__name__, error)
-assert Index.open(sys.argv[1]).ids == ["a"]
+disk, *sizes = sys.argv[1:]
+for case in sizes:
+    kind, kilobytes = case.split()
+    subprocess.run(["mount", "-o", f"remount,size={kilobytes}k", disk], check=True)
+    index = Index.create(f"{disk}/x.index", dim=64, vectors=kind)
+    index.add(["a"], torch.randn(1, 64))
+    try:
+        index.add([f"{n:05}" for n in range(3000)], torch.randn(3000, 64), thumbnails=[bytes(100)] * 3000)
+    except OSError as error:
+        print(case, type(error).__name__, error)
+    assert Index.open(f"{disk}/x.index").ids == ["a"], case
+    del index
+    subprocess.run(["rm", "-r", f"{disk}/x.index"], check=True)
 """
 
 
 @needs_a_disk
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("kind", "kilobytes"),
-    [("float32", 80), ("float32", 700), ("float32", 900), ("float32", 1100)]
-    + [(kind, size) for kind in ("int8", "binary") for size in (80, 300)],
-)
-def test_a_disk_without_room_for_vectors_items_or_thumbnails(kind, kilobytes, tmp_path):
+def test_a_disk_without_room_for_vectors_items_or_thumbnails(tmp_path):
     """A mapped file killed the process here (SIGBUS)."""
-    folder = tmp_path / "small" / "x.index"
-    done = on_a_small_disk(tmp_path / "small", kilobytes, '"$PYTHON" -c "$@"', ADD, folder, kind)
+    small, cases = tmp_path / "small", [f"{kind} {kilobytes}" for kind, kilobytes in DISKS]
+    done = on_a_small_disk(small, 80, '"$PYTHON" -c "$@"', ADD, small, *cases)
     assert done.returncode == 0, done
-    assert done.stdout == f"NotSaved could not save {folder}: {FULL}; its earlier state is unchanged\n", done
+    sentence = f"NotSaved could not save {small / 'x.index'}: {FULL}; its earlier state is unchanged"
+    assert done.stdout.splitlines() == [f"{case} {sentence}" for case in cases], done
 
 
 @needs_a_disk
@@ -134,7 +138,10 @@ def test_the_verbs_that_change_an_index(photos, tmp_path):
         "exit $code"
     )
     Image.effect_mandelbrot((32, 32), (-2, -2, 2, 2), 50).save(tmp_path / "new.png")
-    for words in (("remove", index, "--class", "class1"), ("add-class", index, "new", tmp_path / "new.png")):
+    for words in (
+        ("index", "remove", index, "--class", "class1"),
+        ("index", "add-class", index, "new", tmp_path / "new.png"),
+    ):
         done = on_a_small_disk(small, 2000, script, *words)
         after = bytes_of(tmp_path / "after")
         subprocess.run(["rm", "-r", str(tmp_path / "after")], check=True)

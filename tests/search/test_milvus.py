@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from proxymetric.search import Index
 from proxymetric.search.engines import Earlier, build_engine, milvus_client
 from proxymetric.search.engines.exact import Exact
 from proxymetric.search.engines.milvus import check_settings
+from training_runs import forks
 
 DIM = 16
 IDS = [f"{number:05d}" for number in range(500)]
@@ -68,7 +71,7 @@ def server(tmp_path_factory):
         process.wait()
 
 
-@pytest.fixture(params=["file", pytest.param("server", marks=pytest.mark.slow)])
+@pytest.fixture(params=["file", pytest.param("server", marks=pytest.mark.server)])
 def milvus_index(request, vectors, tmp_path):
     """An index of 500 vectors in a file of milvus-lite, or on a server."""
     pytest.importorskip("milvus_lite", reason="the extra `milvus` is not installed")
@@ -186,6 +189,7 @@ def test_a_file_that_another_process_has_open(tmp_path):
     assert Index.create(tmp_path / "a", 2, engine={"name": "milvus", "uri": str(uri)}).engine.name == "milvus"
 
 
+@pytest.mark.server
 def test_on_a_server(server, vectors, tmp_path):
     """Over TCP: made, changed, opened by another reader, searched."""
     settings = {"name": "milvus", "uri": server, "partitions": 2, "replicas": 2, "consistency": "Bounded"}
@@ -208,33 +212,32 @@ def test_a_server_that_does_not_answer(tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-CUT = """
-import sys, torch
-from proxymetric.search import Index
-
-folder, what = sys.argv[1:]
-vectors = torch.eye(8).repeat(6, 1)[:40] + torch.arange(40)[:, None] / 100
-if what == "make":
-    Index.create(f"{folder}/a.index", dim=8, model="m", engine={"name": "milvus", "uri": f"{folder}/a.db"}).add(
-        [str(number) for number in range(40)], vectors
-    )
-index = Index.open(f"{folder}/a.index")
-print([hit.id for hit in index.search(vectors[:1], k=5)[0]])
-if what == "change":
-    index.delete(["0"])
-    print([hit.id for hit in index.search(vectors[:1], k=4)[0]])
-"""
+def cut(folder: Path, what: str) -> None:
+    """In a process of its own: make, search or change an index, and write down what is found."""
+    vectors = torch.eye(8).repeat(6, 1)[:40] + torch.arange(40)[:, None] / 100
+    if what == "make":
+        Index.create(folder / "a.index", dim=8, model="m", engine={"name": "milvus", "uri": f"{folder}/a.db"}).add(
+            [str(number) for number in range(40)], vectors
+        )
+    index = Index.open(folder / "a.index")
+    found = [[hit.id for hit in index.search(vectors[:1], k=5)[0]]]
+    if what == "change":
+        index.delete(["0"])
+        found.append([hit.id for hit in index.search(vectors[:1], k=4)[0]])
+    (folder / what).write_text(json.dumps(found))
 
 
+@pytest.mark.processes
 def test_a_file_that_a_kill_has_cut_is_made_anew(tmp_path):
     """milvus-lite does not write the arrays that it searches in atomically; it can make them from its other files."""
     pytest.importorskip("milvus_lite", reason="the extra `milvus` is not installed")
 
-    def say(what: str) -> list[str]:
-        words = [sys.executable, "-c", CUT, str(tmp_path), what]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
+    def say(what: str) -> list[list[str]]:
+        process = forks.Process(target=cut, args=(tmp_path, what), daemon=True)
+        process.start()
+        process.join(60)
+        assert process.exitcode == 0, what
+        return json.loads((tmp_path / what).read_text())
 
     (found,) = say("make")
     files = list(tmp_path.rglob("*.flat.idx"))
@@ -247,4 +250,4 @@ def test_a_file_that_a_kill_has_cut_is_made_anew(tmp_path):
         file.write_bytes(b"")
     first, after = say("change")
     assert first == found
-    assert "'0'" not in after
+    assert "0" not in after

@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 from proxymetric.serve.settings import Settings
-from terminal import finished_run, proxymetric
+from terminal import proxymetric
 
 
 @pytest.fixture(scope="session")
-def index_folder(photos, tmp_path_factory):
+def index_folder(photos, finished, tmp_path_factory):
     place = tmp_path_factory.mktemp("serve")
-    run = finished_run(photos, place / "run")
     (place / "items.csv").write_text("file,shop\nclass0/1.png,Ulm\nclass4/2.png,Ulm\n")
-    words = ["index", run, photos, "--out", place / "a.index", "--metadata", place / "items.csv"]
+    words = ["index", finished, photos, "--out", place / "a.index", "--metadata", place / "items.csv"]
     answer = proxymetric(*words)
     assert answer.code == 0, answer
     return place / "a.index"

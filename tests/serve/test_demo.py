@@ -27,7 +27,7 @@ def asked(monkeypatch):
     answers = []
 
     def serve_a_moment(settings, announce):
-        announce(settings.port)
+        announce(f"http://127.0.0.1:{settings.port}/")
         with serving(replace(settings, port=0)) as client:
             answers.append((settings, client.get("/healthz").json, client.get("/map").json))
 
@@ -36,7 +36,7 @@ def asked(monkeypatch):
     return answers
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_the_demo_ends_in_a_search(photos, tmp_path, monkeypatch, asked):
     file = tmp_path / "tiny.toml"
     file.write_text(
@@ -80,10 +80,10 @@ def test_serve_takes_its_options(index_folder, tmp_path, asked):
 
 def test_refusals(index_folder, tmp_path, monkeypatch):
     refused(proxymetric("serve", tmp_path), "which has no manifest.json")
-    refused(proxymetric("serve", index_folder, "--workers", 0), "--workers: got 0, expected at least 1")
-    refused(proxymetric("serve", index_folder, "--max-pending", 0), "--max-pending: got 0, expected at least 1")
-    refused(proxymetric("serve", index_folder, "--seconds", 0), "--seconds: got 0, expected more than 0")
-    refused(proxymetric("serve", index_folder, "--port", 70_000), "--port: got 70000")
+    refused(proxymetric("serve", index_folder, "--workers", 0), "workers: got 0, expected at least 1")
+    refused(proxymetric("serve", index_folder, "--max-pending", 0), "max_pending: got 0, expected at least 1")
+    refused(proxymetric("serve", index_folder, "--seconds", 0), "seconds: got 0, expected more than 0")
+    refused(proxymetric("serve", index_folder, "--port", 70_000), "port: got 70000")
     for limit in (-1, 0, "nan", "inf"):
         refused(proxymetric("serve", index_folder, "--max-megabytes", limit), f"--max-megabytes: got {limit}, expected")
     refused(proxymetric("serve", index_folder, "--max-megapixels", -1), "--max-megapixels: got -1, expected a number")
@@ -131,10 +131,11 @@ def test_an_address_that_cannot_be_used_is_refused_before_the_model_is_loaded(in
 
 
 def test_a_service_is_announced_when_it_listens(index_folder):
-    """With the port that it took."""
+    """With the address that it took."""
     settings, answers = Settings(str(index_folder), device="cpu", port=0), []
 
-    def announce(port):
+    def announce(address):
+        port = int(address.removeprefix("http://127.0.0.1:").removesuffix("/"))
         answers.append(Client(port))
         threading.Thread(target=ask, args=(port,)).start()
 

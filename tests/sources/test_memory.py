@@ -59,22 +59,3 @@ def test_backward_after_commit_still_sees_what_was_compared_with():
         criterion.commit()
     loss.backward()
     assert x.grad.isfinite().all()
-
-
-def test_a_loss_of_structured_classes_is_refused_as_base():
-    with pytest.raises(ValueError, match="expected K rows for each class"):
-        pm.method("xbm", classes=3, dim=4, base="mpa")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"memory": 0}, "memory: got 0"),
-        ({"base": "xbm"}, "base: got 'xbm', which is built around another"),
-        ({"base": {"margin": 1.0}}, "with the key method"),
-        ({"base": {"method": "triplet", "margn": 1.0}}, "did you mean 'margin'"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        pm.method("xbm", classes=3, dim=4, **arguments)

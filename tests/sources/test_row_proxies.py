@@ -67,12 +67,6 @@ def test_only_what_was_drawn_moves_and_all_of_it() -> None:
     assert torch.equal(moved.long(), table.steps)
 
 
-@pytest.mark.parametrize("wrong", [0.0, 1.0, -0.1, 2, True, "some"])
-def test_what_touched_may_be(wrong: Any) -> None:
-    with pytest.raises(ValueError, match=r"touched: got .*, expected 'all', 'batch' or a share"):
-        pm.method("proxy-anchor", classes=C, dim=D, touched=wrong)
-
-
 def test_row_wise_adagrad_by_hand() -> None:
     """One row, gradients (3, 4) and (0, 2): G is 25/2, then 25/2 + 4/2."""
     table = RowTable(torch.zeros(2, 2), optimizer="rowwise-adagrad")
@@ -142,7 +136,7 @@ def test_beside_another_optimiser_both_step_as_they_would_alone(kind: type[torch
 ROWS = {"loss__touched": 0.3, "train__proxy_optimizer": "rowwise-adagrad", "train__proxy_lr": 0.1}
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 @pytest.mark.parametrize("settings", [ROWS, ROWS | {"loss__touched": "all", "train__shard": True}])
 def test_two_processes_are_one(settings: dict[str, Any], photos: Path, tmp_path: Path) -> None:
     Pair(command(photos, tmp_path / "two", **STILL | settings), tmp_path).finish()
@@ -150,7 +144,7 @@ def test_two_processes_are_one(settings: dict[str, Any], photos: Path, tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_torchrun_starts_a_lost_worker_again_and_the_run_goes_on(photos: Path, tmp_path: Path) -> None:
     """One of two workers is killed in the second epoch; the result is that of an undisturbed run."""
     settings = STILL | ROWS | {"train__epochs": 6, "train__save_every": 1, "data__validation": 0.0}

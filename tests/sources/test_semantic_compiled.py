@@ -95,7 +95,7 @@ class Compiled:
         return counted
 
 
-@pytest.mark.usefixtures("afresh", "no_page")
+@pytest.mark.usefixtures("afresh", "only_training")
 def test_a_run_compiles_its_steps(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two_blocks(monkeypatch)
     monkeypatch.setattr(torch, "compile", compiled := Compiled())

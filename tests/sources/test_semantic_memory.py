@@ -324,7 +324,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", METHODS)
-def test_a_run_goes_on_bit_for_bit(kind: str, photos: Path, tmp_path: Path, no_page: None) -> None:
+def test_a_run_goes_on_bit_for_bit(kind: str, photos: Path, tmp_path: Path, only_training: None) -> None:
     settings = VIT | METHODS[kind] | {"train__save_every": 2}
     out, straight = tmp_path / "run", tmp_path / "straight"
     steps = 11
@@ -335,7 +335,7 @@ def test_a_run_goes_on_bit_for_bit(kind: str, photos: Path, tmp_path: Path, no_p
     same_run(out, straight)
 
 
-def test_in_a_run_class_prompts_step_at_the_networks_rate(photos: Path, tmp_path: Path, no_page: None) -> None:
+def test_in_a_run_class_prompts_step_at_the_networks_rate(photos: Path, tmp_path: Path, only_training: None) -> None:
     """The network does not move, the free proxies do; and class prompts follow the schedule."""
     settings = VIT | {"method": "vptsp-g", "train__decay": "step", "train__decay_every": 1, "train__decay_by": 1e-20}
 
@@ -355,7 +355,7 @@ def test_in_a_run_class_prompts_step_at_the_networks_rate(photos: Path, tmp_path
     assert not torch.equal(other["free"], still["free"])
 
 
-def test_two_processes_equal_one(photos: Path, tmp_path: Path, no_page: None) -> None:
+def test_two_processes_equal_one(photos: Path, tmp_path: Path, only_training: None) -> None:
     settings = STILL | VIT | {"method": "vptsp-g", "train__epochs": 1, "train__per_class": 2, "loss__dropout": 0.1}
     Pair(command(photos, tmp_path / "two", **settings), tmp_path).finish()
     close(tmp_path / "two", run(photos, tmp_path / "one", **settings).folder)

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -311,7 +312,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_keeps_the_contract(variant: str, check: str) -> None:
-    CHECKS[check](builder("vptsp-g", **VARIANTS[variant]))
+    """Gradients are compared along random directions, those of the plain method entry by entry."""
+    CHECKS[check](replace(builder("vptsp-g", **VARIANTS[variant]), fast=True))
 
 
 # What the tower sees

@@ -376,25 +376,6 @@ def test_resumes_to_the_bit_after_newton_steps() -> None:
     assert same(snapshot(straight), snapshot(again))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"base": "mpa"}, "newton_steps: got 10, but MPA offers no closed-form curvature; expected 0"),
-        ({"base": "triplet", "newton_steps": 0}, "base: got 'triplet', which has no proxies"),
-        ({"gradient_steps": 2}, "gradient_steps: got 2 with newton_steps=10, expected one of them to be 0"),
-        ({"tau": 0.0}, "tau: got 0.0 with Newton steps, expected"),
-        ({"tau": -1.0}, "tau: got -1.0"),
-        ({"prior_lag": 0}, "prior_lag: got 0, expected a whole number of at least 1"),
-        ({"sample": False, "init": "zero"}, "init: got 'zero' with sample=False"),
-        ({"init": "kaimin"}, "init: got 'kaimin'"),
-        ({"floor": 0.0}, "floor: got 0.0"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        pm.method("vcpa", classes=C, dim=D, **arguments)
-
-
 def test_a_loss_without_closed_forms_is_refused_by_name() -> None:
     criterion = Criterion(Compare(ProxyNCA(), VariationalProxies(C, D)))
     with pytest.raises(ValueError, match=r"newton_steps: got a loss without closed-form curvature \(ProxyNCA\)"):

@@ -117,6 +117,13 @@ def before_pixels_of_gif(blocks: bytes) -> bytes:
     return content[:start] + blocks + content[start:]
 
 
+def avif_that_declares(width: int, height: int, side: int) -> bytes:
+    """An AVIF of `side` x `side` that declares another size."""
+    content = bytearray(encoded("avif", (side, side)))
+    struct.pack_into(">LL", content, content.index(b"ispe") + 8, width, height)
+    return bytes(content)
+
+
 BROKEN_TEXT = b"a\0\0" + zlib.compress(bytes(900_000))[:-4] + b"\0\0\0\0"
 """a packed text that unpacks to 0.9 MB and then turns out to be damaged"""
 
@@ -187,6 +194,14 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
     "TIFF, a JPEG of repeated scans": (
         lambda: tiff({259: (3, [7]), 279: (4, [len(jpeg_of_scans(5000))])}, strip=jpeg_of_scans(5000)),
         "a strip or tile of 5,0.. scans",
+    ),
+    "AVIF, more pixels than declared": (
+        lambda: avif_that_declares(16, 16, 2000),
+        "declares 16 x 16 and holds 4,000,000",
+    ),
+    "AVIF, a film": (
+        lambda: encoded("avif", save_all=True, append_images=[Image.new("RGB", (64, 48))]),
+        "a film in AVIF, expected a still image",
     ),
     "BMP, a run-length code of nothing": (lambda: bmp_of_runs(7000, 7000, b"\1\7\0\0" * 7000), "49,000,000 pixels"),
     "BMP, moves by nothing": (lambda: bmp_of_runs(16, 16, b"\0\2\0\0" * 10**6), "4,001,078 bytes in run-length code"),

@@ -132,14 +132,14 @@ LINES: dict[str, Words] = {
     "index metadata": ["index", "run", "photos", "--out", "out/index", "--map", "none", "--metadata", "cameras.csv"],
     "search": ["search", "index", "photos/class1/1.png", "-k", "3"],
     "search where": ["search", "index", "new.png", "--where", "camera=a", "--differs", "camera=b", "--json"],
-    "identify": ["identify", "index", "photos/class1/1.png", "new.png", "--far", "0.05"],
-    "add-class": ["add-class", "index", "wren", "new.png"],
-    "remove": ["remove", "index", "class1/1.png"],
-    "remove a class": ["remove", "index", "--class", "class2"],
+    "identify": ["search", "--identify", "index", "photos/class1/1.png", "new.png", "--far", "0.05"],
+    "add-class": ["index", "add-class", "index", "wren", "new.png"],
+    "remove": ["index", "remove", "index", "class1/1.png"],
+    "remove a class": ["index", "remove", "index", "--class", "class2"],
     "embed": ["embed", "run", "photos", "--out", "out/vectors.safetensors"],
     "embed a pack": ["embed", "slim.safetensors", "photos", "--out", "vectors.safetensors"],
-    "query": ["query", "run", "photos", "new.png", "-k", "3"],
-    "query vectors": ["query", "hub", "vectors.safetensors", "new.png", "--json"],
+    "search in": ["search", "run", "new.png", "--in", "photos", "-k", "3"],
+    "search in vectors": ["search", "hub", "new.png", "--in", "vectors.safetensors", "--json"],
     "slim": ["export", "run", "--slim", "out/slim.safetensors"],
     "hub": ["export", "run", "--hub", "out/hub", "--licence", "mit"],
     "torch": ["export", "run", "--torch", "out/run.pt2"],
@@ -261,9 +261,11 @@ def _another_path(random: Random, words: Words) -> Words:
     return words
 
 
-def _options(verb: str) -> dict[str, TyperOption]:
-    """The options of a verb by the words that set them."""
-    parameters = get_command(app).commands[verb].params
+def _options(words: Words) -> dict[str, TyperOption]:
+    """The options of the verb of a line, by the words that set them."""
+    verbs = get_command(app).commands
+    verb = " ".join(words[:2])
+    parameters = verbs[verb if verb in verbs else words[0]].params
     return {
         word: option
         for option in parameters
@@ -285,7 +287,7 @@ def _value(random: Random, option: TyperOption) -> str:
 
 
 def _another_value(random: Random, words: Words) -> Words:
-    options = _options(words[0])
+    options = _options(words)
     places = [place for place, word in enumerate(words[:-1]) if word in options and not options[word].is_flag]
     if not places:
         return _another_option(random, words)
@@ -295,7 +297,7 @@ def _another_value(random: Random, words: Words) -> Words:
 
 
 def _another_option(random: Random, words: Words) -> Words:
-    options = _options(words[0])
+    options = _options(words)
     if not options:
         return [*words, *random.choice((["--recipes"], ["x"], []))]
     word = random.choice(sorted(options))
@@ -523,8 +525,8 @@ def _separators(random: Random, content: bytes) -> bytes:
     return content.replace(b",", random.choice((b";", b"\t", b"|", b" ", b", ", b",,", b',"', b"\0", b";,")))
 
 
-RUN_LINES = ("resume", "evaluate", "evaluate against", "inspect", "index", "embed", "embed a pack", "query",
-             "query vectors",
+RUN_LINES = ("resume", "evaluate", "evaluate against", "inspect", "index", "embed", "embed a pack", "search in",
+             "search in vectors",
              "slim", "hub", "report", "collect")  # fmt: skip
 INDEX_LINES = ("index again", "search", "search where", "identify", "add-class", "remove", "remove a class")
 INDEX_WORDS = {"search where": ["search", "index", "new.png", "--where", "class=class1", "--json"]}

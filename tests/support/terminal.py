@@ -44,8 +44,12 @@ def train(data: Path | str, out: Path, *words: object) -> Answer:
 
 
 def finished_run(data: Path, folder: Path, *words: object) -> Path:
-    """A tiny finished run without a report."""
-    with mock.patch("proxymetric.runs.session.draw_report", return_value=None):
+    """A tiny finished run without a report and the rows of the closed forms."""
+    session = "proxymetric.runs.session"
+    with (
+        mock.patch(f"{session}.draw_report", return_value=None),
+        mock.patch(f"{session}.closed_form_rows", return_value={}),
+    ):
         answer = train(data, folder, *words)
     assert answer.code == 0, answer
     return folder

@@ -19,7 +19,7 @@ from terminal import bytes_of, proxymetric, refused, train
 from training_runs import TINY, command, until
 from training_runs import run as tiny_run
 
-pytestmark = pytest.mark.usefixtures("no_page")
+pytestmark = pytest.mark.usefixtures("only_training")
 
 
 class During(Silent):

@@ -13,7 +13,7 @@ from proxymetric.training.advice import late_memory
 from proxymetric.training.options import TrainOptions
 from training_runs import Notes, run
 
-pytestmark = pytest.mark.usefixtures("no_page")
+pytestmark = pytest.mark.usefixtures("only_training")
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
 
@@ -40,6 +40,7 @@ def test_a_memory_that_starts_after_the_end_is_named(photos: Path, tmp_path: Pat
     assert late_memory({"start": 1000}, steps=9, epochs=2) == "", "a method without a memory"
 
 
+@pytest.mark.usefixtures("traced_only")
 def test_a_run_says_it_once_and_can_be_resumed_compiled(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

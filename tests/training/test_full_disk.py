@@ -15,7 +15,7 @@ from proxymetric.system.files import NotSaved, read_json
 from proxymetric.system.watcher import Silent, Tick
 from terminal import TINY, bytes_of, proxymetric, refused, train
 
-pytestmark = pytest.mark.usefixtures("no_page")
+pytestmark = pytest.mark.usefixtures("only_training")
 
 FEW = 40_000
 """bytes: the log and the JSON of a run fit, its models do not"""

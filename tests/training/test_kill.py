@@ -32,6 +32,7 @@ def straight(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Proxy-Anchor with AdamW, never interrupted."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("proxymetric.runs.session.draw_report", lambda *args, **kwargs: None)
+        patch.setattr("proxymetric.runs.session.closed_form_rows", lambda *args, **kwargs: {})
         return run(photos, tmp_path_factory.mktemp("straight") / "run").folder
 
 
@@ -90,7 +91,9 @@ def test_killed_and_resumed_on_the_command_line(photos: Path, straight: Path, tm
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_and_resumed_for_each_kind_of_state(kind: str, photos: Path, tmp_path: Path, no_page: None) -> None:
+def test_killed_and_resumed_for_each_kind_of_state(
+    kind: str, photos: Path, tmp_path: Path, only_training: None
+) -> None:
     out, text = tmp_path / "run", tmp_path / "text"
     killed = kill_in_epoch(lambda: Process(command(photos, out, **OFTEN | KINDS[kind]), text), out, signal.SIGKILL)
     assert killed.finish() == -signal.SIGKILL
@@ -101,7 +104,7 @@ def test_killed_and_resumed_for_each_kind_of_state(kind: str, photos: Path, tmp_
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
 def test_asked_to_stop_it_saves_and_says_how_to_go_on(
-    number: signal.Signals, photos: Path, straight: Path, tmp_path: Path, no_page: None
+    number: signal.Signals, photos: Path, straight: Path, tmp_path: Path, only_training: None
 ) -> None:
     for attempt in range(5):
         out = tmp_path / f"run{attempt}"
@@ -123,7 +126,7 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(
 
 
 def test_workers_leave_it_to_the_main_process_to_stop(
-    photos: Path, straight: Path, tmp_path: Path, no_page: None
+    photos: Path, straight: Path, tmp_path: Path, only_training: None
 ) -> None:
     out = tmp_path / "run"
     words = command(photos, out, **OFTEN, data__workers=2)
@@ -163,7 +166,7 @@ def test_killed_again_and_again_while_it_writes(photos: Path, straight: Path, tm
 
 
 def test_killed_before_the_first_checkpoint_it_starts_anew(
-    photos: Path, straight: Path, tmp_path: Path, no_page: None
+    photos: Path, straight: Path, tmp_path: Path, only_training: None
 ) -> None:
     out = tmp_path / "run"
     started = Process(command(photos, out), tmp_path / "text")

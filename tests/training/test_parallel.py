@@ -22,7 +22,7 @@ from proxymetric.system.files import read_json
 from proxymetric.training.process_group import ProcessGroup
 from training_runs import Process, command, forks, kill_in_epoch, records, run, same_run, state
 
-pytestmark = [pytest.mark.usefixtures("no_page"), pytest.mark.processes]
+pytestmark = [pytest.mark.usefixtures("only_training"), pytest.mark.processes]
 STILL = {"encoder__freeze_bn": True, "train__epochs": 1, "train__warmup": 0, "train__lr": 1e-4}
 """frozen BatchNorm, because two half batches and a whole one differ; a rate at which rounding does not grow"""
 
@@ -143,7 +143,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "evaluated on the way": {"train__evaluate_steps": 3},
     "proxies from a pool": {"method": "ccp", "train__evaluate_steps": 2, "loss__patience": 1, "train__per_class": 2},
 }
-SLOW = ("nested", "scale and shift")
+SLOW = ("nested", "scale and shift", "accumulated", "frozen")
 
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k in SLOW)) for k in KINDS])

@@ -26,7 +26,7 @@ from proxymetric.training.committed_state import MAX_SNAPSHOT_BYTES, committed_s
 from proxymetric.training.stepper import Stepper
 from training_runs import Notes, records, run, same_tensors, state
 
-pytestmark = pytest.mark.usefixtures("no_page")
+pytestmark = pytest.mark.usefixtures("only_training")
 
 
 class Poisoned(Objective):
@@ -110,14 +110,20 @@ MEMORIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
+POISONS: list[tuple[str, set[int], dict[str, Any]]] = [
+    ("loss", {0, 3, 7, 8}, {}),  # the first step, the last one of an epoch, the first one of the next
+    ("gradient", {1, 2, 4, 5}, {"train__accumulate": 2, "train__batch": 4, "train__evaluate_steps": 3}),
+]
+
+
 @pytest.mark.parametrize(
-    ("poison", "poisoned", "settings"),
+    ("name", "poison", "poisoned", "settings"),
     [
-        ("loss", {0, 3, 7, 8}, {}),  # the first step, the last one of an epoch, the first one of the next
-        ("gradient", {1, 2, 4, 5}, {"train__accumulate": 2, "train__batch": 4, "train__evaluate_steps": 3}),
+        pytest.param(name, *poison, marks=[pytest.mark.slow] * ((row + column) % 2))
+        for row, name in enumerate(MEMORIES)
+        for column, poison in enumerate(POISONS)
     ],
 )
-@pytest.mark.parametrize("name", MEMORIES)
 def test_a_memory_does_not_show_that_steps_run_ahead(
     name: str,
     poison: str,

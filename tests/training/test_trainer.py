@@ -26,7 +26,7 @@ from proxymetric.training.optim import clip_gradients, decay_factor, make_optimi
 from proxymetric.training.options import TrainOptions
 from training_runs import Notes, Process, command, records, run, same_tensors, state
 
-pytestmark = pytest.mark.usefixtures("no_page")
+pytestmark = pytest.mark.usefixtures("only_training")
 STILL = {"view__crop": "none", "view__flip": False}
 """views without random augmentation, so that an image has the same pixels in batches of any size"""
 

@@ -53,25 +53,6 @@ def test_all_implementations_of_the_softmax_family_agree(name: str) -> None:
         torch.testing.assert_close(other, found[0])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"weights": [1.0]}, "weights: got 1 numbers, expected 4, one for each class"),
-        ({"weights": [1.0, 1.0, 0.0, 1.0]}, "weights: got 0.0, expected a number above 0"),
-        ({"margins": [0.1, 0.1, -0.1, 0.1]}, "margins: got -0.1, expected a number of at least 0"),
-        ({"weights": "frequency"}, "counts: got none, expected the number of training images of each class"),
-        ({"margins": "rare"}, "margins: got 'rare', expected 'frequency' or a number for each class$"),
-        ({"weights": 2.0}, "weights: got 2.0, expected 'frequency' or a number for each class"),
-        ({"weights": np.ones((4, 4))}, "weights: got shape .4, 4., expected 'frequency' or a number for each class"),
-        ({"weights": "frequency", "counts": 9}, "counts: got 9, expected a number for each class"),
-        ({"weights": "freqency"}, "expected 'frequency' or a number for each class; did you mean 'frequency'"),
-    ],
-)
-def test_numbers_that_do_not_fit_are_refused(arguments: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        pm.method("cosface", classes=4, dim=5, **arguments)
-
-
 @pytest.mark.parametrize("kind", [np.array, torch.tensor])
 def test_numbers_may_be_an_array_or_a_tensor(kind) -> None:
     criterion = pm.method("cosface", classes=4, dim=5, weights=kind([1.0, 2.0, 3.0, 4.0]), margins="frequency",

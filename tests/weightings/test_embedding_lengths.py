@@ -38,9 +38,3 @@ def test_no_image_and_one_image_have_no_deviation_and_change_nothing() -> None:
         criterion.commit()
     assert criterion.objective.weighting.mean.item() == 20
     assert criterion.objective.weighting.deviation.item() == 100
-
-
-@pytest.mark.parametrize(("argument", "value"), [("h", 0.0), ("rate", 0.0), ("rate", 1.5), ("margin", -0.1)])
-def test_numbers_that_cannot_be_meant_are_refused(argument: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"{argument}: got {value}"):
-        pm.method("adaface", classes=4, dim=5, **{argument: value})

@@ -317,24 +317,6 @@ def test_resumes_to_the_bit_with_a_half_full_queue_and_with_a_full_one(begun: in
     assert len(weighting(again).queue) == 60
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"volume": 1.0}, "volume: got 1.0, expected a number above 1"),
-        ({"h": 0}, "h: got 0, expected a number above 0"),
-        ({"memory": 0}, "memory: got 0"),
-        ({"tau": -1.0}, "tau: got -1.0"),
-        ({"filter_epoch": -1}, "filter_epoch: got -1"),
-        ({"positive": "E"}, "positive: got 'E', expected one of none, 1/E, nu, sigma"),
-        ({"negative": 1}, "negative: got 1, expected one of"),
-        ({"base": "triplet"}, "base: got 'triplet', which has no proxies"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        pm.method("proxy-isa", classes=C, dim=D, **arguments)
-
-
 def test_a_forgotten_length_of_an_epoch_is_said() -> None:
     with pytest.raises(ValueError, match=r"epochs: got none, expected steps_per_epoch=.*; proxy-isa needs it"):
         pm.method("proxy-isa", classes=C, dim=D)(torch.randn(2, D), torch.tensor([0, 1]))

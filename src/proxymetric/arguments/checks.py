@@ -147,7 +147,7 @@ def check_has_numbers(name: str, tensor: Tensor) -> None:
 def callers_level() -> int:
     """The stack level of the first caller outside this package, for `warnings.warn`."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == __package__:
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == __name__.split(".")[0]:
         frame, level = frame.f_back, level + 1
     return level
 

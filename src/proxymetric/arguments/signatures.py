@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-MAX_NAMES = 30
+MAX_LISTED_NAMES = 30
 """names listed in an error; longer lists are cut"""
 MIN_LIKENESS = 0.5
 """how alike two names must be for a "did you mean", from 0 to 1 (`difflib`)"""
@@ -162,7 +162,7 @@ def in_words(annotation: Any) -> str:
 
 def _listed(choices: Iterable[Any]) -> str:
     names = [str(choice) for choice in choices]
-    return ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
+    return ", ".join(names[:MAX_LISTED_NAMES]) + (", ..." if len(names) > MAX_LISTED_NAMES else "")
 
 
 def _normalised(name: str) -> str:

@@ -37,21 +37,19 @@ VERBS = (
     inspecting.inspect,
     searching.index,
     searching.search,
-    identifying.identify,
-    identifying.add_class,
-    identifying.remove,
     serving.serve,
     trained.embed,
-    trained.query,
     studying.study,
     catalogue.methods,
     trained.export,
     caching.cache,
 )
 """the verbs, in the order of `proxymetric --help`"""
+PARTS = (identifying.add_class, identifying.remove)
+"""what follows the word `index`; its help names them"""
 FOR_SEVERAL_PROCESSES = (training.train, evaluating.evaluate, catalogue.methods)
 """the verbs that may run under torchrun"""
-app.registered_commands.sort(key=lambda verb: VERBS.index(verb.callback))
+app.registered_commands.sort(key=lambda verb: (*VERBS, *PARTS).index(verb.callback))
 
 
 def main() -> None:
@@ -88,11 +86,15 @@ def _of_one_verb(words: list[str]) -> typer.Typer:
     """The program with only the verb that `words` begin with, if there is such a verb: a fifth of the start-up time
     goes into the parsers of all the others."""
     one = copy.copy(app)
-    one.registered_commands = [
-        verb
-        for verb in app.registered_commands
-        if verb.callback and words[:1] == [verb.name or get_command_name(verb.callback.__name__)]
-    ] or app.registered_commands
+    for name in (" ".join(words[:2]), *words[:1]):  # `index remove` is a verb of two words
+        verbs = [
+            verb
+            for verb in app.registered_commands
+            if verb.callback and name == (verb.name or get_command_name(verb.callback.__name__))
+        ]
+        if verbs:
+            one.registered_commands = verbs
+            break
     return one
 
 

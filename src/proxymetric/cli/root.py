@@ -29,8 +29,8 @@ NUMBERS = {"int": "a whole number, in the digits 0 to 9", "float": "a number, su
 """how typer's types of errors begin -> what is expected"""
 RENAMED = {
     "mlrc": "train --protocol mlrc", "report": "evaluate --redraw", "plan": "methods --plan",
-    "query": "search RUN IMAGE --in IMAGES", "identify": "search --identify", "add-class": "index add-class",
-    "remove": "index remove",
+    "query": "search RUN IMAGE --in IMAGES", "identify": "search INDEX IMAGE --identify",
+    "add-class": "index add-class INDEX NAME IMAGE", "remove": "index remove INDEX ID",
 }  # fmt: skip
 """verbs of earlier versions -> how they are written now"""
 UNKNOWN_VERB = re.compile(r"No such command '(\S+)'\.")
@@ -119,7 +119,13 @@ def _with_volume(callback: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Verbs(TyperGroup):
-    """The verbs, with errors that say what was got, and which option was probably meant."""
+    """The verbs, of one word or two, with errors that say what was got, and which option was probably meant."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the verb that the words begin with."""
+        if len(args) > 1 and f"{args[0]} {args[1]}" in self.commands:
+            args = [f"{args[0]} {args[1]}", *args[2:]]
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a verb."""
@@ -166,7 +172,7 @@ app = Program(
     epilog=example(
         "proxymetric demo",
         "proxymetric train --data IMAGES --out runs/photos    (IMAGES/<class>/*.jpg)",
-        "proxymetric query runs/photos IMAGES unknown.jpg",
+        "proxymetric search runs/photos unknown.jpg --in IMAGES",
         "proxymetric train --help",
     ),
     no_args_is_help=True,
@@ -211,7 +217,10 @@ RunOrFile = Annotated[
 ]
 SlimWeights = Annotated[
     Path | None,
-    typer.Option("--weights", help="Only for a slim file: the backbone's weights (safetensors), instead of the hub's."),
+    typer.Option(
+        "--weights",
+        help="Only for a slim file: the backbone's weights (safetensors), instead of the hub's.",
+    ),
 ]
 Device = Annotated[str | None, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:0.")]
 Which = Annotated[
@@ -221,15 +230,19 @@ Which = Annotated[
 
 CutDim = Annotated[
     int | None,
-    typer.Option("--dim", help="Keep this many of the first dimensions, of a run that was trained with --nested."),
+    typer.Option(
+        "--dim",
+        help="Keep this many of the first dimensions, of a run that was trained with --nested. Default: all; `index`: "
+        "as before.",
+    ),
 ]
 
 VectorKind = Annotated[
     str | None,
     typer.Option(
         "--vectors",
-        help="Numbers of the vectors: float32 (default), int8 (a quarter of the bytes), or binary (bits, whose first "
-        "results are ranked again by 8-bit numbers).",
+        help="Numbers of the vectors: float32, int8 (a quarter of the bytes), or binary (bits, whose first results are "
+        "ranked again by 8-bit numbers). Default: float32; `index`: as before.",
     ),
 ]
 

@@ -31,10 +31,13 @@ def serve(
     workers: Annotated[int, typer.Option(help="Processes; they share the memory of the index.")] = 1,
     token_file: Annotated[
         Path | None,
-        typer.Option(help=f"File with the token that requests must carry; or the variable {TOKEN_VARIABLE}."),
+        typer.Option(
+            help=f"File with the token that requests must carry; or the variable {TOKEN_VARIABLE}. Default: no token."
+        ),
     ] = None,
     allow_host: Annotated[
-        list[str] | None, typer.Option(help="Name by which browsers call the service; * for any. Repeatable.")
+        list[str] | None,
+        typer.Option(help="Name by which browsers call the service; * for any. Repeatable. Default: this machine's."),
     ] = None,
     max_megabytes: Annotated[float, typer.Option(help="Largest image file.")] = 20.0,
     max_megapixels: Annotated[float, typer.Option(help="Largest image.")] = 50.0,
@@ -53,14 +56,6 @@ def serve(
     for option, limit in (("--max-megabytes", max_megabytes), ("--max-megapixels", max_megapixels)):
         if not 1 <= limit * 1e6 < float("inf"):
             raise ValueError(f"{option}: got {limit:g}, expected a number above 0, such as 20")
-    whole = {"--workers": workers, "--max-pending": max_pending, "--max-batch": max_batch}
-    for option, number in whole.items():
-        if number < 1:
-            raise ValueError(f"{option}: got {number}, expected at least 1")
-    if not seconds > 0:
-        raise ValueError(f"--seconds: got {seconds:g}, expected more than 0")
-    if not 0 <= port <= 65535:
-        raise ValueError(f"--port: got {port}, expected a number in 0..65535")
     settings = Settings(
         str(folder),
         run=run,
@@ -76,64 +71,31 @@ def serve(
         max_batch=max_batch,
         seconds=seconds,
     )
-    _serve(settings, open_page)
+    serve_and_say(settings, open_page)
 
 
-def _serve(settings: Settings, open_page: bool) -> None:
-    """Serve until the process is told to stop."""
+def serve_and_say(settings: Settings, open_page: bool) -> None:
+    """Serve until the process is told to stop, and say where."""
     from proxymetric.search import Index
+    from proxymetric.serve import serve as serve_index
 
-    try:
-        from proxymetric.serve import server
-    except ImportError as error:
-        raise ValueError(
-            f"serve: {error.name} is not installed; expected the extra `serve`: pip install 'proxymetric[serve]'"
-        ) from None
-    index = Index(settings.index)
-    if settings.workers > 1 and "://" not in index.manifest.engine.get("uri", "://"):
-        raise ValueError(
-            f"--workers: got {settings.workers}, expected 1 for vectors in {index.manifest.engine['uri']}, which one "
-            "process opens at a time; several use a server: `milvus-lite server`"
-        )
-    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+    count = len(Index(settings.index))
 
-    def announce(port: int) -> None:
-        address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
-        typer.echo(f"serving {len(index):,} images of {settings.index} at {address} (Ctrl-C stops)", err=True)
+    def announce(address: str) -> None:
+        typer.echo(f"serving {count:,} images of {settings.index} at {address} (Ctrl-C stops)", err=True)
         if open_page:
             _open_later(address)
 
-    server.serve(settings, announce)
+    serve_index(settings, announce)
 
 
 def serve_demo(out: Path, terminal: Terminal, device: str | None) -> None:
     """Index the images of a demo that it was not trained on, and open a search among them."""
-    from proxymetric.data import open_data
-    from proxymetric.models.load import load
-    from proxymetric.search import Index
-    from proxymetric.search.folder_sync import sync
-    from proxymetric.search.manifest import is_index
+    from proxymetric.serve.demo import index_demo
     from proxymetric.serve.settings import Settings
-    from proxymetric.system.files import read_json
 
-    images = open_data(read_json(out / "run.json")["said"]["data"]["path"])
-    if images.test_classes:
-        images = images.of_classes(images.test_classes)
-    photos, target = out / "search" / "images", out / "search" / "demo.index"
-    for number in range(len(images)):
-        name = images.classes[images.label_of(number)]
-        file = photos / name.replace("/", "slash") / f"{number:05d}.png"
-        if not file.is_file():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            images.read(number).save(file)
-    model = load(out, device=device)
-    run = {"run": os.path.abspath(out), "which": "best"}
-    index = Index(target) if is_index(target) else Index.create(target, model.dim, model, map="tsne", run=run)
-    is_other = index.model != model.fingerprint()
-    # The demo was trained again: what was added to the index of the earlier one cannot be embedded by this model.
-    working = partial(terminal.work, "indexing")
-    sync(index, model, photos, rebuild=is_other, drop_added=is_other, progress=working)
-    _serve(Settings(str(target), device=device), open_page=True)
+    index = index_demo(out, device, progress=partial(terminal.work, "indexing"))
+    serve_and_say(Settings(str(index.folder), device=device), open_page=True)
 
 
 def _token(file: Path | None) -> str:

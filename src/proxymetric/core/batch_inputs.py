@@ -75,7 +75,7 @@ def check_embeddings(embeddings: Any, dim: int | None = None) -> Tensor:
     return embeddings
 
 
-def as_labels(labels: Any, embeddings: Tensor, several_of: int | None = None) -> Tensor:
+def as_class_numbers(labels: Any, embeddings: Tensor, several_of: int | None = None) -> Tensor:
     """The labels of a batch as a tensor.
 
     Args:
@@ -90,9 +90,9 @@ def as_labels(labels: Any, embeddings: Tensor, several_of: int | None = None) ->
         ValueError: the labels are not whole numbers, or there is not one for each embedding.
 
     Example:
-        >>> as_labels([2, 0], torch.zeros(2, 3))
+        >>> as_class_numbers([2, 0], torch.zeros(2, 3))
         tensor([2, 0])
-        >>> as_labels(["cat", "dog"], torch.zeros(2, 3))
+        >>> as_class_numbers(["cat", "dog"], torch.zeros(2, 3))
         Traceback (most recent call last):
         ValueError: labels: got text ('cat', ...), expected whole numbers from 0; number the classes of all training
         images once: names, numbers = numpy.unique(texts, return_inverse=True)

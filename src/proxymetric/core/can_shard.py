@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from proxymetric.core.capabilities import traits
 from proxymetric.core.pieces import Compare, Source
 
 
@@ -47,7 +48,7 @@ def check_can_shard(method: nn.Module, sources: Sequence[Source]) -> None:
 
 
 def _check_declared(kind: str, piece: object) -> None:
-    if not getattr(piece, "can_shard", False):
+    if not traits(piece).can_shard:
         raise ValueError(
             f"shard: got the {kind} {getattr(piece, '__name__', type(piece).__name__)}, which does not declare "
             f"`can_shard = True`, expected a {kind} that does: one that reads the references only through the "

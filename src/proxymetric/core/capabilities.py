@@ -1,6 +1,7 @@
-"""Optional protocols: what a piece may offer beyond its base class.
+"""What a piece may offer beyond its base class: the traits of a loss, and optional protocols of modules.
 
-`Criterion` looks for these protocols among its modules. A piece that has nothing to offer defines nothing.
+`Compare` asks a loss for its traits, `Criterion` looks for the protocols among its modules. A piece that has nothing to
+offer defines nothing.
 `NeedsSecondPass` (in `core.second_pass`) is another one.
 """
 
@@ -10,6 +11,37 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
+
+from proxymetric.core.similarity import Similarity
+
+
+class LossTraits(NamedTuple):
+    """What a loss states of itself, by attributes of the same names."""
+
+    can_shard: bool
+    """whether its value is right when processes divide the classes"""
+    has_several_labels: bool
+    """whether a query may have several labels"""
+    of_class: Similarity | None
+    """how it combines the K references of a class into one similarity; None: it compares with each of them"""
+
+
+def traits(loss: object) -> LossTraits:
+    """What a loss, or a regulariser, states of itself.
+
+    Args:
+        loss: any function or object.
+
+    Example:
+        >>> from proxymetric.losses import ArcFace
+        >>> traits(ArcFace()).can_shard, traits(len).can_shard
+        (True, False)
+    """
+    return LossTraits(
+        can_shard=getattr(loss, "can_shard", False),
+        has_several_labels=getattr(loss, "has_several_labels", False),
+        of_class=getattr(loss, "of_class", None),
+    )
 
 
 @runtime_checkable

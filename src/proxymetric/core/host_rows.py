@@ -39,7 +39,7 @@ def copy_rows(table: Tensor, index: Tensor, device: torch.device) -> Tensor:
     return staged.to(device, non_blocking=pinned)
 
 
-def write_rows(table: Tensor, index: Tensor, rows: Tensor) -> None:
+def write_host_rows(table: Tensor, index: Tensor, rows: Tensor) -> None:
     """`table[index] = rows`, all in host memory.
 
     Args:

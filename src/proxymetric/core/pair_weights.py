@@ -64,6 +64,11 @@ class PairWeights(NamedTuple):
         """These weights; None if all pairs count the same, and only the numbers of queries or classes matter."""
         return None if self.are_equal else self
 
+    @property
+    def has_class_numbers(self) -> bool:
+        """Whether the classes have weights or margins of their own."""
+        return self.class_weights is not None or self.class_margins is not None
+
 
 def equal_pairs(classes: int, like: Tensor) -> StepFunction:
     """The function that is 1 for every similarity of every class, without memory for each class.

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from proxymetric.arguments.signatures import one_of
+from proxymetric.core.capabilities import traits
 from proxymetric.core.class_shards import Shard
 from proxymetric.core.normalisation import MIN_DIVISORS, NORMALISATIONS
 from proxymetric.core.pair_weights import PairWeights
@@ -374,12 +375,26 @@ class Weighting(ShortRepr, nn.Module):
     takes_several_labels: bool = False
     """whether a query may have several labels: a mask (B, C) instead of labels (B,)"""
 
-    def check_loss(self, loss: Loss) -> None:
-        """Refuse a loss that does not fit the numbers of this weighting.
+    def check(self, loss: Loss, source: Source) -> None:
+        """Refuse a loss or a source that does not fit this weighting.
 
         Args:
             loss: the loss that it weights.
+            source: the source of the references.
+
+        Raises:
+            ValueError: the loss makes no use of the weights, or the numbers of classes differ.
         """
+        if self.asks is not None and not getattr(loss, self.asks, False):
+            raise ValueError(
+                f"weighting: got {type(self).__name__} for {type(loss).__name__}, which makes no use of it, "
+                f"expected a loss that states `{self.asks}`"
+            )
+        if source.classes is not None and self.classes not in (None, source.classes):
+            raise ValueError(
+                f"weighting: got {type(self).__name__} with classes={self.classes}, expected classes="
+                f"{source.classes}, as {type(source).__name__} has"
+            )
 
     def forward(self, ctx: Context, queries: Tensor, refs: References) -> tuple[PairWeights, Commit]:
         """The weights of this batch's pairs.
@@ -449,31 +464,17 @@ class Compare(Objective):
     ) -> None:
         super().__init__()
         one_of("normalise", normalise, NORMALISATIONS)
-        if weighting is not None and weighting.asks is not None and not getattr(loss, weighting.asks, False):
-            raise ValueError(
-                f"weighting: got {type(weighting).__name__} for {type(loss).__name__}, which makes no use of it, "
-                f"expected a loss that states `{weighting.asks}`"
-            )
-        if weighting is not None and source.classes is not None and weighting.classes not in (None, source.classes):
-            raise ValueError(
-                f"weighting: got {type(weighting).__name__} with classes={weighting.classes}, expected classes="
-                f"{source.classes}, as {type(source).__name__} has"
-            )
         if weighting is not None:
-            weighting.check_loss(loss)
-        self.loss = loss
-        self.source = source
-        self.weighting = weighting
-        self.regulariser = regulariser
-        self.normalise = normalise
-        self.classes = source.classes
-        self.dim = source.dim
-        parts = (source,) if weighting is None else (source, weighting)
-        takes_several = all(part.takes_several_labels for part in parts)
-        self.several_labels = getattr(loss, "has_several_labels", False) and takes_several
+            weighting.check(loss, source)
+        self.loss, self.source, self.weighting = loss, source, weighting
+        self.regulariser, self.normalise = regulariser, normalise
+        self.classes, self.dim = source.classes, source.dim
+        stated, per_class = traits(loss), source.per_class or 1
+        pieces = (source,) if weighting is None else (source, weighting)
+        self.several_labels = stated.has_several_labels and all(piece.takes_several_labels for piece in pieces)
         # Some of a class's K references can be out of use only if the loss reduces them to one similarity per class.
-        reduces_classes = hasattr(loss, "of_class") and source.classes is not None and (source.per_class or 1) > 1
-        self.use = ProxyUse(source.classes or 0, source.per_class or 1) if reduces_classes else None
+        counts_use = stated.of_class is not None and source.classes is not None and per_class > 1
+        self.use = ProxyUse(source.classes or 0, per_class) if counts_use else None
 
     def bind(self, encoder: nn.Module) -> None:
         self.source.bind(encoder)
@@ -499,13 +500,7 @@ class Compare(Objective):
                 piece_commit()
 
         if refs.rows.dtype == torch.bfloat16:
-            # Many pairs: the products are bfloat16; exponents and sums stay float32 (`ops`). Few pairs take as long as
-            # their launches, and float32 has fewer.
-            if len(labels) * len(refs.labels) <= MAX_FLOAT32_PAIRS:
-                refs = refs._replace(rows=refs.rows.float())
-            else:
-                queries = queries.to(torch.bfloat16)
-                refs = refs._replace(dtype=torch.bfloat16)
+            queries, refs = _with_bfloat16_rows(queries, refs)
         # The batch can be empty, and so can a memory at the start. Then there are no pairs, and the loss is 0.
         if len(labels) and len(refs.labels):
             value = self.loss(queries, labels, refs, weight)
@@ -527,6 +522,17 @@ class Compare(Objective):
 
     def boundary(self, run: Boundary) -> None:
         close_tallies(self)
+
+
+def _with_bfloat16_rows(queries: Tensor, refs: References) -> tuple[Tensor, References]:
+    """Queries and bfloat16 references in the type in which they are compared.
+
+    Many pairs: the products are bfloat16; exponents and sums stay float32 (`ops`). Few pairs take as long as their
+    launches, and float32 has fewer.
+    """
+    if len(queries) * len(refs.labels) <= MAX_FLOAT32_PAIRS:
+        return queries, refs._replace(rows=refs.rows.float())
+    return queries.to(torch.bfloat16), refs._replace(dtype=torch.bfloat16)
 
 
 class Sum(Objective):

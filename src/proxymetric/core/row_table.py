@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from proxymetric.arguments.signatures import one_of
-from proxymetric.core.host_rows import copy_rows, write_rows
+from proxymetric.core.host_rows import copy_rows, write_host_rows
 from proxymetric.core.row_optimizers import RowOptimizer
 
 
@@ -240,7 +240,7 @@ class RowTable(nn.Module):
             table[index] = rows.to(table.device)
             return
         if rows.device.type != "cuda":
-            write_rows(table, index, rows.cpu())
+            write_host_rows(table, index, rows.cpu())
             return
         self._finish_copies(name)
         staged = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True, device="cpu")
@@ -253,7 +253,7 @@ class RowTable(nn.Module):
                 assert self._sent is not None
                 self._sent.synchronize()
                 index, staged = self._arriving.pop(name)
-                write_rows(getattr(self, name), index, staged)
+                write_host_rows(getattr(self, name), index, staged)
         if not self._arriving:
             self._sent = None
 

@@ -17,7 +17,7 @@ Decoded = np.ndarray | BadImage
 
 
 class DecodedCache:
-    """Holds up to `limit` bytes of decoded pixels; the key is the image file and how its pixels were processed.
+    """Holds up to `limit` bytes of decoded pixels; the key is the image file, its box and how it was processed.
 
     A file is identified by its path, size and modification time. Different subsets of a data set share its images, so
     runs that hold out different classes decode each file only once. Images beyond the limit are decoded every time.
@@ -115,7 +115,8 @@ def decode_all(
             status = path.stat()
         except OSError:
             return read(row)
-        return cache.get((str(path), status.st_size, status.st_mtime_ns, processing), lambda: read(row))
+        key = (str(path), status.st_size, status.st_mtime_ns, images.box(row), processing)
+        return cache.get(key, lambda: read(row))
 
     with ThreadPoolExecutor(max_workers=max(1, threads)) as pool:
         return list(pool.map(load, range(len(images))))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
+import math
 import os
 import struct
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, cast
 
@@ -25,8 +28,34 @@ from PIL import (  # noqa: F401 - each plugin registers its format in `Image.OPE
 from proxymetric.data.image_structure import BoundedFile, TooMuchWork, check_structure, reads_of_pixels
 from proxymetric.system.files import printable
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF")
 """the formats of Pillow that are decoded (MPO is opened as JPEG); not EPS, for which Pillow would start Ghostscript"""
+READS_AVIF = False
+with contextlib.suppress(ImportError):
+    from PIL import AvifImagePlugin  # a Pillow before 11.3 has none
+
+    READS_AVIF = AvifImagePlugin.SUPPORTED
+MIN_PILLOW_HEIF = (1, 4)
+"""earlier ones decode images of any size, whatever size the file declares"""
+
+
+def _reads_heic() -> bool:
+    """Return whether the extra `heic` is installed."""
+    try:
+        version = importlib.metadata.version("pillow-heif")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return tuple(int(number) for number in version.split(".")[:2]) >= MIN_PILLOW_HEIF
+
+
+READS_HEIC = _reads_heic()
+HEIC_EXTRA = "pip install 'proxymetric[heic]'"
+HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1")
+"""what the bytes 8 to 12 of a HEIC file may be"""
+ORIENTATION, TURNED = 0x0112, (5, 6, 7, 8)
+"""the EXIF tag of the orientation, and its values with which width and height change places"""
+Box = tuple[int, int, int, int]
+"""the part of an upright image from x1, y1 (inside) to x2, y2 (outside), in pixels"""
 MAX_PIXELS = 100_000_000
 """default of the maximum number of pixels of an image; see `max_pixels`"""
 LIMIT_VARIABLE = "PROXYMETRIC_MAX_PIXELS"
@@ -74,10 +103,13 @@ def max_pixels() -> int:
     return int(text)
 
 
-def read_image(path: str | Path, title: str | None = None, min_side: int | None = None) -> Image.Image:
+def read_image(
+    path: str | Path, title: str | None = None, min_side: int | None = None, box: Box | None = None
+) -> Image.Image:
     """Read an image file and return it decoded, upright and in RGB, with transparent parts on white.
 
-    Only JPEG (also MPO), PNG, WebP, BMP, GIF and TIFF are decoded, whatever the file is called. A JPEG with more pixels
+    Only JPEG (also MPO), PNG, WebP, BMP, GIF, TIFF, AVIF and, with the extra `heic`, HEIC are decoded, whatever the
+    file is called. A JPEG with more pixels
     than `max_pixels()` is decoded at 1/2, 1/4 or 1/8 of its size, which needs little memory; a progressive JPEG or
     another format with more pixels is a `BadImage`.
 
@@ -86,9 +118,11 @@ def read_image(path: str | Path, title: str | None = None, min_side: int | None 
         title: name of the image in errors; None means the path.
         min_side: decode a JPEG at 1/2, 1/4 or 1/8 of its size, whichever is the smallest with a shorter side of at
             least `min_side` pixels. This is faster and changes the pixels: the decoder averages them. None: full size.
+            With a box, this is about the box.
+        box: return only this part of the upright image; None: all of it.
 
     Raises:
-        BadImage: the file cannot be read.
+        BadImage: the file cannot be read, or the box lies outside the image.
         ValueError: the environment variable `PROXYMETRIC_MAX_PIXELS` is not a number.
     """
     title = printable(str(path)) if title is None else title
@@ -97,7 +131,7 @@ def read_image(path: str | Path, title: str | None = None, min_side: int | None 
         if os.path.getsize(path) == 0:
             raise BadImage(title, "the file is empty")
         with open(path, "rb") as file:
-            return read_encoded(file, title, min_side)
+            return read_encoded(file, title, min_side, box)
     except BadImage:
         raise
     except (OSError, ValueError) as error:  # ValueError: a path that cannot exist
@@ -106,13 +140,14 @@ def read_image(path: str | Path, title: str | None = None, min_side: int | None 
         raise BadImage(title, reason or type(error).__name__) from error
 
 
-def read_encoded(file: IO[bytes], title: str, min_side: int | None = None) -> Image.Image:
+def read_encoded(file: IO[bytes], title: str, min_side: int | None = None, box: Box | None = None) -> Image.Image:
     """Read an image from an open file or from bytes in memory (`io.BytesIO`), as `read_image` does.
 
     Args:
         file: the encoded image.
         title: name of the image in errors.
         min_side: as for `read_image`.
+        box: as for `read_image`.
 
     Raises:
         BadImage: the image cannot be read.
@@ -121,10 +156,14 @@ def read_encoded(file: IO[bytes], title: str, min_side: int | None = None) -> Im
     limit = max_pixels()
     try:
         image = open_image(file, title)
+        stored_size = image.size
         if min_side is not None:
-            _reduce(image, min_side)
+            _reduce(image, min_side if box is None else min_side * min(stored_size) / _shorter_side(box))
         _limit_pixels(image, limit, title)
-        return load_upright(image, title)
+        if box is None:
+            return load_upright(image, title)
+        decoded, is_turned = _load(image, title)
+        return _cut_out(decoded, stored_size[::-1] if is_turned else stored_size, box, title)
     except (BadImage, MemoryError):
         raise
     except Exception as error:
@@ -144,6 +183,48 @@ def read_size(file: IO[bytes], title: str) -> tuple[int, int]:
         BadImage: the format is not one that `read_image` decodes.
     """
     return open_image(file, title).size
+
+
+def upright_sizes(file: IO[bytes], title: str) -> list[tuple[int, int]]:
+    """Return width and height that an encoded image has when it is upright, without decoding its pixels.
+
+    A PNG may say behind its pixels that it is turned: both sizes are returned for it.
+
+    Args:
+        file: the encoded image.
+        title: name of the image in errors.
+
+    Raises:
+        BadImage: the format is not one that `read_image` decodes.
+    """
+    image = open_image(file, title)
+    if image.format == "PNG" and "exif" not in image.info:
+        return [image.size, image.size[::-1]]
+    return [image.size[::-1] if image.getexif().get(ORIENTATION) in TURNED else image.size]
+
+
+def is_inside(box: Box, size: tuple[int, int]) -> bool:
+    """Return whether a box lies inside an image of this width and height.
+
+    Example:
+        >>> is_inside((0, 0, 4, 2), (4, 2)), is_inside((0, 0, 2, 4), (4, 2))
+        (True, False)
+    """
+    return 0 <= box[0] < box[2] <= size[0] and 0 <= box[1] < box[3] <= size[1]
+
+
+def _shorter_side(box: Box) -> int:
+    return max(1, min(box[2] - box[0], box[3] - box[1]))
+
+
+def _cut_out(image: Image.Image, full_size: tuple[int, int], box: Box, title: str) -> Image.Image:
+    """Cut a box out of an upright image, which may be decoded smaller than its full size."""
+    if not is_inside(box, full_size):
+        raise BadImage(
+            title, f"the box {box} lies outside the image, which is {full_size[0]} x {full_size[1]} when upright"
+        )
+    x, y = (decoded / full for decoded, full in zip(image.size, full_size))
+    return image.crop((int(box[0] * x), int(box[1] * y), math.ceil(box[2] * x), math.ceil(box[3] * y)))
 
 
 def upright(image: str | Path | Image.Image, title: str) -> Image.Image:
@@ -238,11 +319,7 @@ def open_image(file: IO[bytes], title: str) -> ImageFile.ImageFile:
     """
     _silence_pillow()
     prefix = file.read(16)
-    for name in FORMATS:
-        factory, accept = Image.OPEN[name]
-        accepted = accept is None or accept(prefix)
-        if not accepted or isinstance(accepted, str):  # a string says that the decoder is not installed
-            continue
+    for name, factory in _decoders(prefix):
         try:
             check_structure(name, file)
             reads = reads_of_pixels(name, file)
@@ -255,7 +332,28 @@ def open_image(file: IO[bytes], title: str) -> ImageFile.ImageFile:
             raise BadImage(title, str(error)) from None
         except (SyntaxError, IndexError, TypeError, KeyError, EOFError, struct.error):
             continue
-    raise BadImage(title, "the image format is not recognised, expected JPEG, PNG, WebP, BMP, GIF or TIFF")
+    if _is_heic(prefix) and not READS_HEIC:
+        raise BadImage(title, f"got a HEIC image, which needs an extra; expected {HEIC_EXTRA}")
+    raise BadImage(title, "the image format is not recognised, expected JPEG, PNG, WebP, BMP, GIF, TIFF, AVIF or HEIC")
+
+
+def _decoders(prefix: bytes) -> Iterator[tuple[str, Callable[..., ImageFile.ImageFile]]]:
+    """Return the formats that a file of these first bytes may have, and what opens it."""
+    for name in FORMATS:
+        if name not in Image.OPEN:
+            continue
+        factory, accept = Image.OPEN[name]
+        accepted = accept is None or accept(prefix)
+        if accepted and not isinstance(accepted, str):  # a string says that the decoder is not installed
+            yield name, factory
+    if READS_HEIC and _is_heic(prefix):
+        from pillow_heif import HeifImageFile  # not registered: what `Image.open` of the caller reads is left as it is
+
+        yield "HEIF", HeifImageFile
+
+
+def _is_heic(prefix: bytes) -> bool:
+    return prefix[4:8] == b"ftyp" and prefix[8:12] in HEIC_BRANDS
 
 
 def load_upright(image: ImageFile.ImageFile, title: str) -> Image.Image:
@@ -265,12 +363,18 @@ def load_upright(image: ImageFile.ImageFile, title: str) -> Image.Image:
         BadImage: decoding it would take too long.
         Exception: the image is damaged; decoders raise many types.
     """
+    return _load(image, title)[0]
+
+
+def _load(image: ImageFile.ImageFile, title: str) -> tuple[Image.Image, bool]:
+    """Do what `load_upright` says; return also whether width and height changed places."""
     try:
         image.load()
+        is_turned = image.getexif().get(ORIENTATION) in TURNED
         ImageOps.exif_transpose(image, in_place=True)
     except TooMuchWork as error:
         raise BadImage(title, str(error)) from None
-    return as_rgb(image)
+    return as_rgb(image), is_turned
 
 
 def _limit_pixels(image: ImageFile.ImageFile, limit: int, title: str) -> None:
@@ -291,7 +395,7 @@ def _limit_pixels(image: ImageFile.ImageFile, limit: int, title: str) -> None:
         )
 
 
-def _reduce(image: ImageFile.ImageFile, min_side: int) -> None:
+def _reduce(image: ImageFile.ImageFile, min_side: float) -> None:
     """Ask the decoder of a JPEG for the smallest size whose shorter side is at least `min_side`."""
     if not isinstance(image, JpegImagePlugin.JpegImageFile):
         return

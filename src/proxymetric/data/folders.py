@@ -11,18 +11,33 @@ from typing import NamedTuple
 
 import numpy as np
 
+from proxymetric.data.decoding import HEIC_EXTRA, READS_AVIF, READS_HEIC
 from proxymetric.data.images import ImageSet
 from proxymetric.data.parts import PART_NAMES, divide, part_of
 from proxymetric.system.files import printable
 
-ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+HEIC_ENDINGS = (".heic", ".heif", ".hif")
+ENDINGS = (
+    ".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", *((".avif",) if READS_AVIF else ()),
+    *(HEIC_ENDINGS if READS_HEIC else ()),
+)  # fmt: skip
+"""endings of the images that are read here; those of HEIC need the extra `heic`"""
 OTHER_ENDINGS = (
-    ".heic", ".heif", ".avif", ".jxl", ".jp2", ".raw", ".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".rw2", ".psd",
+    *HEIC_ENDINGS, ".avif", ".jxl", ".jp2", ".raw", ".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".rw2", ".psd",
     ".svg", ".ico", ".pdf", ".mp4", ".mov",
 )  # fmt: skip
-"""endings of images and films that are not read"""
+"""endings of images and films that are not read, unless `ENDINGS` has them too"""
+WITHOUT_TRAINING = (
+    "`proxymetric index` and `search` need neither classes nor training on these images: they take an encoder that is "
+    "only pre-trained, or of another run"
+)
+"""what works with too few images to learn from"""
 MAX_NAMES = 3
 """maximum number of names in a message"""
+NESTED = (
+    "Are the inner folders your classes? Then --set data.layout=nested (evaluate, index: --layout nested) makes each "
+    "of them one"
+)
 MIN_LIKENESS = 0.7
 """how alike the names of a folder and of a part must be for a "did you mean", from 0 to 1 (`difflib`)"""
 
@@ -54,25 +69,32 @@ def image_files(folder: Path, unlisted: dict[str, str] | None = None, unread: Co
         visible_files = [name for name in files if not name.startswith(".")]
         paths += [Path(parent) / name for name in visible_files if name.lower().endswith(ENDINGS)]
         if unread is not None:
-            unread.update(_other_endings(visible_files))
+            unread.update(other_endings(visible_files))
     return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())
 
 
-def _other_endings(names: list[str]) -> list[str]:
+def other_endings(names: list[str]) -> list[str]:
     """Return the endings of the files that are images of a type that is not read."""
     endings = (os.path.splitext(name)[1].lower() for name in names)
-    return [ending for ending in endings if ending in OTHER_ENDINGS]
+    return [ending for ending in endings if ending in OTHER_ENDINGS and ending not in ENDINGS]
 
 
 def unread_types(unread: Counter[str]) -> str:
     """Say how many images have a type that is not read, and what to do.
 
     Example:
-        >>> unread_types(Counter({".heic": 2}))
-        'images of types that are not read: 2 .heic; convert them to .jpg or .png'
+        >>> unread_types(Counter({".nef": 2}))
+        'images of types that are not read: 2 .nef; convert them to .jpg or .png'
+        >>> unread_types(Counter({".heic": 10}))
+        "images of types that are not read: 10 .heic; to read .heic, pip install 'proxymetric[heic]'"
     """
     counts = ", ".join(f"{count} {ending}" for ending, count in unread.most_common())
-    return f"images of types that are not read: {counts}; convert them to .jpg or .png"
+    installable = [ending for ending in HEIC_ENDINGS if ending in unread]
+    others = [ending for ending in unread if ending not in installable]
+    cures = [f"to read {', '.join(installable)}, {HEIC_EXTRA}"] if installable else []
+    if others:
+        cures.append(f"convert {', '.join(others) if installable else 'them'} to .jpg or .png")
+    return f"images of types that are not read: {counts}; {'; '.join(cures)}"
 
 
 def class_folders(root: Path) -> list[Path]:
@@ -95,7 +117,7 @@ def _visible_folders(root: Path) -> list[Path]:
 
 
 def from_folder(root: Path, layout: str = "auto") -> ImageSet:
-    """Read a folder of class folders: `root/<class>/**/*.jpg` (or .jpeg .png .webp .bmp .gif .tif .tiff).
+    """Read a folder of class folders: `root/<class>/**/*.jpg` (or another of `ENDINGS`).
 
     Each class has the name of its folder. Classes are sorted by name and images by path. Folders that hold no images or
     cannot be listed are left out and named in the notes of the set, which also count images of other types.
@@ -150,6 +172,7 @@ def from_folder(root: Path, layout: str = "auto") -> ImageSet:
         root=root,
         notes=tuple(notes),
         unlisted=unlisted,
+        hint=NESTED if any(NESTED in note for note in notes) else "",
     )
     if not parts:
         return images
@@ -241,15 +264,26 @@ def _classes_in(
             for path in files[folder]:
                 files_by_class.setdefault(path.parent.relative_to(place).as_posix(), []).append(path)
         return [_ClassFolder(name, paths, part) for name, paths in files_by_class.items()]
-    inner_names = {folder: sorted({p.relative_to(folder).parts[0] for p in files[folder]}) for folder in filled_folders}
-    if filled_folders and all(len(inner_names[f]) > 1 and not _loose_images(f) for f in filled_folders):
-        examples = [printable(f"{filled_folders[0].name}/{name}") for name in inner_names[filled_folders[0]]]
+    inner_folders = _inner_folders(place, filled_folders, files) if layout == "auto" else []
+    if inner_folders and not any(NESTED in note for note in notes):
         notes.append(
-            f"{place}: every class folder holds folders of images, such as {first_names(examples)}; all images in "
-            f"{printable(filled_folders[0].name)} count as one class. Are the inner folders the classes? Then use "
-            "data.layout=nested (evaluate: --layout nested)"
+            f"{place}: all images lie deeper than the {len(filled_folders)} class folders, in {len(inner_folders)} "
+            f"folders such as {first_names(inner_folders)}; all images in {printable(filled_folders[0].name)} count as "
+            f"one class. {NESTED}. If {first_names([folder.name for folder in filled_folders])} are your classes: "
+            "--set data.layout=folder (--layout folder), and this sentence is gone"
         )
     return [_ClassFolder(folder.name, files[folder], part) for folder in filled_folders]
+
+
+def _inner_folders(place: Path, class_places: list[Path], files: dict[Path, list[Path]]) -> list[str]:
+    """Return the folders that hold the images if all of them lie deeper than the class folders, in several folders.
+
+    They may be the classes (makes and models), or not (the sessions of a photographer): the names do not tell.
+    """
+    inner = {folder: {path.parent for path in files[folder]} for folder in class_places}
+    if any(folder in inner[folder] for folder in class_places) or all(len(paths) == 1 for paths in inner.values()):
+        return []
+    return [path.relative_to(place).as_posix() for folder in class_places for path in sorted(inner[folder])]
 
 
 def _check_parts(root: Path, parts: dict[Path, str], folders: list[_ClassFolder]) -> None:
@@ -269,7 +303,7 @@ def _check_parts(root: Path, parts: dict[Path, str], folders: list[_ClassFolder]
 
 def _check_classes(root: Path, names: list[str], unlisted: dict[str, str], unread: Counter[str]) -> None:
     """Refuse a folder with fewer than two classes."""
-    unread = unread + Counter(_other_endings([name for name in os.listdir(root) if not name.startswith(".")]))
+    unread = unread + Counter(other_endings([name for name in os.listdir(root) if not name.startswith(".")]))
     unread_hint = f"; it has {unread_types(unread)}" if unread else ""
     layout = f"one folder for each class, such as {root / 'CLASS' / 'photo.jpg'} ({', '.join(ENDINGS)})"
     unlisted_hint = f"; {len(unlisted)} folders cannot be listed, such as {next(iter(unlisted))}" if unlisted else ""
@@ -278,6 +312,7 @@ def _check_classes(root: Path, names: list[str], unlisted: dict[str, str], unrea
         loose_hint = f" and {loose_count} images outside class folders" if loose_count else ""
         raise ValueError(
             f"data: got {root} with no labelled images{loose_hint}, expected {layout}{unread_hint}{unlisted_hint}"
+            + (f"; {WITHOUT_TRAINING}" if loose_count else "")
         )
     if len(set(names)) < 2:
         inner_folders = [p for p in class_folders(root / names[0]) if image_files(p)]
@@ -288,7 +323,7 @@ def _check_classes(root: Path, names: list[str], unlisted: dict[str, str], unrea
         )
         raise ValueError(
             f"data: got {root} with images of one class only ({names[0]!r}), expected at least two classes: "
-            f"{layout}{unread_hint}{unlisted_hint}{hint}"
+            f"{layout}{unread_hint}{unlisted_hint}{hint}; {WITHOUT_TRAINING}"
         )
 
 

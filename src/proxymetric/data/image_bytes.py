@@ -16,7 +16,7 @@ class TooManyPixels(BadImage):
 def decode_image(content: bytes, max_pixels: int, title: str = "image") -> Image.Image:
     """Decode an image from memory: upright and in RGB, with transparent parts on white.
 
-    Only JPEG, PNG, WebP, BMP, GIF and TIFF are decoded. The size is read from the header, before anything is decoded.
+    Only the formats of `decoding.read_image` are decoded. The size is read from the header, before anything is decoded.
 
     Args:
         content: the bytes of the file.

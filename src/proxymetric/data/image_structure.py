@@ -9,12 +9,15 @@ millions of empty parts that Pillow follows one by one.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import re
 import struct
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple
+
+from proxymetric.data import heif_structure
 
 MAX_SCANS = 100
 """scans of a JPEG; encoders write about ten"""
@@ -386,8 +389,17 @@ def _check_strips(file: IO[bytes], tags: dict[int, _Tag]) -> None:
         _check_pixels(f"{passes} scans", passes * part)
 
 
+def _check_heif(file: IO[bytes], is_avif: bool = False) -> None:
+    """Count the pixels of all images and tiles."""
+    try:
+        pixels = heif_structure.decoded_pixels(file, is_avif)
+    except heif_structure.Refused as error:
+        raise TooMuchWork(str(error)) from None
+    _check_pixels("images and tiles", pixels)
+
+
 CHECKS: dict[str, Callable[[IO[bytes]], None]] = {
     "JPEG": _check_jpeg, "PNG": _check_png, "GIF": _check_gif, "WEBP": _check_webp, "BMP": _check_bmp,
-    "TIFF": _check_tiff,
+    "TIFF": _check_tiff, "HEIF": _check_heif, "AVIF": functools.partial(_check_heif, is_avif=True),
 }  # fmt: skip
 """format -> what is counted before it is decoded"""

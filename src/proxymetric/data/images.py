@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
-from proxymetric.data.decoding import BadImage, read_encoded, read_image
+from proxymetric.data.decoding import BadImage, Box, read_encoded, read_image
 from proxymetric.system.files import printable
 
 
@@ -47,6 +47,8 @@ class ImageSet:
         paths: N image files.
         arrays: (N, H, W) grey or (N, H, W, 3) RGB, uint8.
         encoded: N encoded images, see `EncodedImages`.
+        boxes: (N, 4) integers x1, y1, x2, y2: only this part of each image file is read, in pixels of the upright image
+            (`decoding.Box`). Rows of the same file with other boxes are different images. None: whole images.
         test_classes: labels of the official test classes; `()` if there are none.
         root: the folder that `paths` are relative to in `identity`.
         test_images: (N,) bool, True for the test images, if the data comes with a split of its images (MNIST, folders
@@ -89,6 +91,9 @@ class ImageSet:
     notes: tuple[str, ...] = ()
     unlisted: dict[str, str] = field(default_factory=dict)
     encoded: EncodedImages | None = None
+    boxes: np.ndarray | None = None
+    hint: str = ""
+    """what to try if the set has too few classes"""
 
     def __post_init__(self) -> None:
         places = [place for place in (self.paths, self.arrays, self.encoded) if place is not None]
@@ -98,6 +103,7 @@ class ImageSet:
         assert self.labels.shape == (count,), (self.labels.shape, count)
         assert count == 0 or (self.labels.min() >= 0 and self.labels.max() < len(self.classes))
         assert all(0 <= c < len(self.classes) for c in self.test_classes)
+        assert self.boxes is None or (self.paths is not None and self.boxes.shape == (count, 4))
         for mask in (self.test_images, self.gallery, self.validation_images, self.distractors):
             assert mask is None or (mask.dtype == bool and mask.shape == (count,)), (
                 "a mask with one bool per image is expected"
@@ -147,7 +153,14 @@ class ImageSet:
                 raise BadImage(self.title(index), error.strerror or str(error)) from error
             return read_encoded(io.BytesIO(content), self.title(index), min_side)
         assert self.paths is not None
-        return read_image(self.paths[index], self.title(index), min_side)
+        return read_image(self.paths[index], self.title(index), min_side, self.box(index))
+
+    def box(self, index: int) -> Box | None:
+        """Return the box of image `index`; None for a whole image."""
+        if self.boxes is None:
+            return None
+        x1, y1, x2, y2 = self.boxes[index].tolist()
+        return x1, y1, x2, y2
 
     def content(self, index: int) -> bytes:
         """Return the bytes of the encoded image `index`; an `OSError` says why they cannot be read.
@@ -168,10 +181,13 @@ class ImageSet:
         return int(self.labels[index])
 
     def title(self, index: int) -> str:
-        """Return the path of image `index` as printable text; for arrays, the name of the set and the index."""
+        """Return the path of image `index` as printable text, and its box; for arrays, the set's name and the index."""
         if self.encoded is not None:
             return self.encoded.title(index)
-        return f"{self.name}#{index}" if self.paths is None else printable(str(self.paths[index]))
+        if self.paths is None:
+            return f"{self.name}#{index}"
+        box = self.box(index)
+        return printable(str(self.paths[index])) + ("" if box is None else f" [{','.join(map(str, box))}]")
 
     def of_classes(self, ids: Iterable[int]) -> ImageSet:
         """Return the set with only the classes `ids`; labels are renumbered from 0 in the order given.
@@ -234,6 +250,7 @@ class ImageSet:
             paths=None if self.paths is None else [self.paths[i] for i in rows],
             arrays=None if self.arrays is None else self.arrays[rows],
             encoded=None if self.encoded is None else self.encoded.subset(rows),
+            boxes=None if self.boxes is None else self.boxes[rows],
             test_images=test,
             validation_images=validation,
             gallery=gallery if gallery is not None and gallery.any() else None,
@@ -242,7 +259,7 @@ class ImageSet:
         )
 
     def identity(self) -> str:
-        """Return the sha256 of the set's content: class names, labels, division, and files or pixels.
+        """Return the sha256 of the set's content: class names, labels, division, boxes, and files or pixels.
 
         A file contributes its relative path and its size. Moving the folder therefore does not change the result;
         nor does an edit that keeps the size of a file.
@@ -255,6 +272,8 @@ class ImageSet:
         for name, mask in masks.items():
             if mask is not None:
                 digest.update(name.encode() + mask.tobytes())
+        if self.boxes is not None:
+            digest.update(b"boxes" + self.boxes.astype("<i8").tobytes())
         if self.arrays is not None:
             digest.update(repr(self.arrays.shape).encode())
             digest.update(np.ascontiguousarray(self.arrays).tobytes())

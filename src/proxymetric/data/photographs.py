@@ -36,7 +36,9 @@ def describe_photographs(images: ImageSet) -> dict[str, Any]:
     for row in np.linspace(0, len(images) - 1, min(SAMPLE, len(images))).astype(np.int64).tolist():
         try:
             content = images.content(row)
-            sides.append(min(read_size(io.BytesIO(content), images.title(row))))
+            box = images.box(row)
+            stored = read_size(io.BytesIO(content), images.title(row))
+            sides.append(min(stored) if box is None else min(box[2] - box[0], box[3] - box[1]))
         except (BadImage, OSError):
             continue
         sizes.append(len(content))

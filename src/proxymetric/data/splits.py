@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from proxymetric.data.folders import first_names
+from proxymetric.data.folders import WITHOUT_TRAINING, first_names
 from proxymetric.data.images import ImageSet
 
+MIN_CLASSES = 4
+"""classes of two images or more that training with held-out classes needs"""
 MAX_NAMED_CLASSES = 8
 """most classes that a message names"""
 
@@ -45,7 +47,7 @@ def split(images: ImageSet, validation: float | str = 0.2, test: str | float = "
         seed: seed of the validation classes, at least 0.
 
     Raises:
-        ValueError: an argument is out of range, or there are too few classes.
+        ValueError: an argument is out of range, there are too few classes, or each has a single image.
 
     Example:
         >>> grey = np.zeros((20, 8, 8), np.uint8)
@@ -84,8 +86,7 @@ def split(images: ImageSet, validation: float | str = 0.2, test: str | float = "
         if len(candidates) < count:
             raise ValueError(
                 f"validation: got {validation}, which holds out {count} classes of two images or more, expected at "
-                f"most {len(candidates)} of the {training_count} training classes; "
-                "add images, or hold out no classes: validation=0 (--set data.validation=0)"
+                f"most {len(candidates)} of the {training_count} training classes{_needs(images)}"
             )
         random = np.random.default_rng([seed, training_count])
         validation_ids = np.sort(random.choice(candidates, count, replace=False))
@@ -94,15 +95,33 @@ def split(images: ImageSet, validation: float | str = 0.2, test: str | float = "
         names = f" ({', '.join(classes)})" if total <= MAX_NAMED_CLASSES else ""
         raise ValueError(
             f"data: got {total} classes{names}, {len(test_ids)} for the test and {len(validation_ids)} for validation, "
-            f"which leaves {len(train_ids)} for training, expected at least 2; add classes, or hold out no classes: "
-            "validation=0 (--set data.validation=0)"
-            + (", test='none' (--set data.test=none)" if len(test_ids) else "")
+            f"which leaves {len(train_ids)} for training, expected at least 2"
+            + _needs(images)
+            + ("; without a test: test='none' (--set data.test=none)" if len(test_ids) else "")
             + _unlisted_folders(images)
+        )
+    is_measured = len(test_ids) or len(validation_ids) or given_test is not None or given_validation is not None
+    if counts[train_ids].max(initial=0) < 2 and not is_measured:
+        raise ValueError(
+            f"data: got one image of each of the {len(train_ids)} classes, expected classes of two images or more"
+            + _needs(images)
         )
     return Split(
         images.of_classes(train_ids),
         images.of_classes(validation_ids) if len(validation_ids) else given_validation,
         images.of_classes(test_ids) if len(test_ids) else given_test,
+    )
+
+
+def _needs(images: ImageSet) -> str:
+    """Return the end of a message that says what learning needs, and what works without it."""
+    counts = np.bincount(images.labels, minlength=len(images.classes))
+    several = int((counts >= 2).sum())
+    hint = f". {images.hint}" if images.hint else ""
+    return (
+        f"{hint}; learning needs {MIN_CLASSES} classes of two images or more, 2 to train on and 2 held out to choose "
+        f"the epoch (here are {several} such classes, {len(images)} images together); with --set data.validation=0 two "
+        f"are enough, but nothing says how good the result is; meanwhile, {WITHOUT_TRAINING}"
     )
 
 

@@ -186,7 +186,7 @@ class _StopRequest:
 
 
 def _names(images: "ImageSet") -> list[str]:
-    """Return one name for each image: a hash of its pixels, or of its file's path, size and modification time."""
+    """Return one name for each image: a hash of its pixels, or of its file's path, size, time and box."""
     names = []
     for index in range(len(images)):
         if images.arrays is not None:
@@ -202,11 +202,17 @@ def _names(images: "ImageSet") -> list[str]:
             path = Path(images.paths[index])
             try:
                 state = path.stat()
-                content = os.fsencode(f"{path.resolve()} {state.st_size} {state.st_mtime_ns}")
+                content = os.fsencode(f"{path.resolve()} {state.st_size} {state.st_mtime_ns}{_box(images, index)}")
             except OSError:
                 content = os.fsencode(f"{path} is not there")
         names.append(hashlib.sha256(content).hexdigest()[:32])
     return names
+
+
+def _box(images: "ImageSet", index: int) -> str:
+    """The box of an image as text; empty for a whole image."""
+    box = images.box(index)
+    return "" if box is None else f" {box}"
 
 
 def _read(cache: Path, names: set[str]) -> dict[str, Tensor]:

@@ -95,7 +95,7 @@ def _report(watcher: Watcher, before: int, total: int, done: int, _: int) -> Non
 
 
 def digest_of(images: ImageSet, index: int) -> str:
-    """The sha256 of a file or of an array; for a file that cannot be read, a text that no other image has."""
+    """The sha256 of a file, with its box, or of an array; for an unreadable file, a text that no other image has."""
     if images.arrays is not None:
         row = np.ascontiguousarray(images.arrays[index])
         return hashlib.sha256(f"{row.shape} ".encode() + row.tobytes()).hexdigest()
@@ -104,7 +104,8 @@ def digest_of(images: ImageSet, index: int) -> str:
             return hashlib.sha256(images.encoded.content(index)).hexdigest()
         assert images.paths is not None
         with open(images.paths[index], "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            digest, box = hashlib.file_digest(file, "sha256").hexdigest(), images.box(index)
+            return digest if box is None else f"{digest} {box}"
     except OSError:
         return f"cannot be read: {index}"
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from proxymetric.core.batch_inputs import as_labels, check_embeddings
+from proxymetric.core.batch_inputs import as_class_numbers, check_embeddings
 from proxymetric.core.capabilities import ClassProxies, HasClassProxies
 from proxymetric.core.normalisation import unit
 
@@ -76,7 +76,7 @@ def sub_centres(embeddings: Tensor, labels: Tensor | np.ndarray | Sequence[int],
     """
     centres, classes, per_class = _centres(criterion)
     check_embeddings(embeddings, centres.shape[1])
-    labels = as_labels(labels, embeddings).to(embeddings.device)
+    labels = as_class_numbers(labels, embeddings).to(embeddings.device)
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise ValueError(f"labels: got {int(labels.min())} to {int(labels.max())}, expected 0 to {classes - 1}")
     by_class = unit(centres.to(embeddings)).view(classes, per_class, -1)

@@ -11,7 +11,7 @@ from proxymetric.arguments.signatures import one_of
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
 from proxymetric.losses.pairs import distances, mean_where, refuse_weights
-from proxymetric.losses.ranges import check_cosine, check_distance
+from proxymetric.losses.ranges import check_cosine, check_distance_margin
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class MarginContrastive:
     def __post_init__(self) -> None:
         above_zero(margin=self.margin)
         at_least_zero(positive_margin=self.positive_margin)
-        check_distance(margin=self.margin, positive_margin=self.positive_margin)
+        check_distance_margin(margin=self.margin, positive_margin=self.positive_margin)
         one_of("averaging", self.averaging, ("nonzero", "all"))
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:

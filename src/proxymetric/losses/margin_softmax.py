@@ -48,7 +48,7 @@ class CosFace:
         within(0, 2, "two cosines are at most 2 apart", margin=self.margin)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
-        others, of_pairs, (weights, margins) = Line(self.scale), weight and weight.of_pairs, of_queries(weight, labels)
+        others, of_pairs, (weights, margins) = Line(self.scale), weight and weight.of_pairs, of_labels(weight, labels)
         own_class = Line(self.scale, -self.scale * self.margin if margins is None else 0.0)
         offsets = None if margins is None else -self.scale * margins
         return cross_entropy(
@@ -93,7 +93,7 @@ class ArcFace:
                 f"references: got {refs.per_class} per class, expected 1: ArcFace adds its margin to one angle"
             )
         refuse_weights(self, weight and weight.of_pairs, NOT_LINEAR)
-        weights, margins = of_queries(weight, labels)
+        weights, margins = of_labels(weight, labels)
         own_class = Arc(self.scale, self.margin) if margins is None else ArcOfQuery(self.scale, margins)
         return cross_entropy(queries, labels, refs, own_class, Line(self.scale), query_weights=weights)
 
@@ -136,7 +136,7 @@ class SubCentreArcFace:
         return cross_entropy(queries, labels, refs, Arc(self.scale, self.margin), Line(self.scale), self.of_class)
 
 
-def of_queries(weight: PairWeights | None, labels: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def of_labels(weight: PairWeights | None, labels: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """The weights and the margins of the queries' classes, (B,) each; None for what is not given.
 
     Args:

@@ -17,7 +17,22 @@ from proxymetric.ops import Similarity, log1p_exp, mean_over_batch, over_classes
 
 
 @dataclass(frozen=True)
-class MPA:
+class AnchorOfGroups:
+    """The numbers of the family; the classes below explain them."""
+
+    scale: float = 32.0
+    margin: float = 0.1
+    of_class: Similarity = field(default_factory=Similarity)
+    can_shard: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        self.of_class.check()
+        check_scale(scale=self.scale)
+        check_cosine_margin(margin=self.margin)
+
+
+@dataclass(frozen=True)
+class MPA(AnchorOfGroups):
     """Proxy-Anchor on classes of K proxies, summed for each class (Saeki et al. 2023, Eq. 6).
 
     ``1/|C+| sum_{c in C+} log(1 + sum_{i in c} exp(-scale (S_ic - margin)))
@@ -31,7 +46,7 @@ class MPA:
 
     Args:
         scale: > 0; 32 by analogy with Proxy-Anchor (the paper does not state one).
-        margin: in [-1, 1]; 0.1 by default. A negative margin gets a warning.
+        margin: in [-1, 1]. A negative margin gets a warning.
         of_class: how the K proxies of a class are combined into one similarity.
 
     Example:
@@ -40,16 +55,6 @@ class MPA:
         tensor(1.0064)
     """
 
-    scale: float = 32.0
-    margin: float = 0.1
-    of_class: Similarity = field(default_factory=Similarity)
-    can_shard: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        self.of_class.check()
-        check_scale(scale=self.scale)
-        check_cosine_margin(margin=self.margin)
-
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         pull, push = anchor_exponents(self.scale, self.margin)
         pulled, pushed = mean_over_batch(queries, labels, refs, pull, push, self.of_class, weight)
@@ -57,7 +62,7 @@ class MPA:
 
 
 @dataclass(frozen=True)
-class MPADW:
+class MPADW(AnchorOfGroups):
     """MPA with the sums taken for each sample, which makes the samples of a batch independent (Saeki et al., Eq. 12).
 
     ``1/B sum_i [ log(1 + exp(-scale (S_iy - margin))) + log(1 + sum_{c != y} exp(scale (S_ic + margin))) ]``
@@ -66,7 +71,7 @@ class MPADW:
 
     Args:
         scale: > 0; 32 by analogy with Proxy-Anchor (the paper does not state one).
-        margin: in [-1, 1]; 0.1 by default. A negative margin gets a warning.
+        margin: in [-1, 1]. A negative margin gets a warning.
         of_class: how the K proxies of a class are combined into one similarity.
 
     Example:
@@ -75,16 +80,6 @@ class MPADW:
         tensor(1.0064)
     """
 
-    scale: float = 32.0
-    margin: float = 0.1
-    of_class: Similarity = field(default_factory=Similarity)
-    can_shard: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        self.of_class.check()
-        check_scale(scale=self.scale)
-        check_cosine_margin(margin=self.margin)
-
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         pull, push = anchor_exponents(self.scale, self.margin)
         sums = over_classes(queries, labels, refs, pull, push, self.of_class, weight)
@@ -92,7 +87,7 @@ class MPADW:
 
 
 @dataclass(frozen=True)
-class MPAAP:
+class MPAAP(AnchorOfGroups):
     """Sum over the sample's own class and all others in one logarithm (Saeki et al. 2023, Eqs. 15 and 16).
 
     ``1/B sum_i log(1 + exp(scale (margin - S_iy)) + sum_{c != y} exp(scale (S_ic + margin)))``
@@ -102,7 +97,7 @@ class MPAAP:
 
     Args:
         scale: > 0; 32 by analogy with Proxy-Anchor (the paper does not state one).
-        margin: in [-1, 1]; 0.1 by default. A negative margin gets a warning.
+        margin: in [-1, 1]. A negative margin gets a warning.
         of_class: how the K proxies of a class are combined into one similarity.
 
     Example:
@@ -110,16 +105,6 @@ class MPAAP:
         >>> MPAAP(scale=1.0, margin=0.0)(torch.eye(2), torch.arange(2), refs)
         tensor(0.8620)
     """
-
-    scale: float = 32.0
-    margin: float = 0.1
-    of_class: Similarity = field(default_factory=Similarity)
-    can_shard: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        self.of_class.check()
-        check_scale(scale=self.scale)
-        check_cosine_margin(margin=self.margin)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         pull, push = anchor_exponents(self.scale, self.margin)

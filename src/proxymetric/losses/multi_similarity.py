@@ -34,7 +34,7 @@ class MultiSimilarity:
         alpha: > 0; scale of the positive pairs.
         beta: > 0; scale of the negative pairs.
         base: in [-1, 1]; the similarity at which both exponents are 0.
-        epsilon: in [0, 2]; margin of the mining, 0.1 by default. None turns the mining off.
+        epsilon: in [0, 2]; margin of the mining. None turns the mining off.
 
     Example:
         >>> refs = References(torch.eye(2), torch.tensor([0, 1]))

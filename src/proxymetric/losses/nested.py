@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.arguments.checks import whole_number
+from proxymetric.core.capabilities import traits
 from proxymetric.core.normalisation import MIN_DIVISORS, NORMALISATIONS, cut
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import Compare, Loss, Objective, References
@@ -66,7 +67,7 @@ class Nested:
     @property
     def can_shard(self) -> bool:
         """Whether processes may divide the classes: as the inner loss declares."""
-        return getattr(self.loss, "can_shard", False)
+        return traits(self.loss).can_shard
 
     @property
     def of_class(self) -> Any:

@@ -6,16 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
 from proxymetric.arguments.signatures import one_of
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
+from proxymetric.losses.proxy_anchor_balanced import on_all_pairs
+from proxymetric.losses.proxy_anchor_curvature import closed_forms
 from proxymetric.losses.ranges import check_cosine_margin, check_scale
-from proxymetric.ops import NONE, Line, log1p_exp, mean_over_batch
-from proxymetric.ops.problem import MIN_WEIGHT_SUM
+from proxymetric.ops import Line, mean_over_batch
 
 
 @dataclass(frozen=True)
@@ -28,9 +27,7 @@ class ProxyAnchor:
     C+ are the classes present in the batch. With a weighting, w multiplies the exponents, and each sum is divided by
     the sum over classes of their mean weight instead of by the number of classes (Proxy-ISA, Eqs. 12 and 13).
 
-    With a `ClassBalance`, each class has its own margin, and both means over classes are weighted. A query may have
-    several labels: it is then a positive of each of these classes, and a negative of the others. Both are computed on
-    the matrix of all pairs, not in chunks and not sharded.
+    With a `ClassBalance`, and if queries have several labels, the loss is that of `proxy_anchor_balanced`.
 
     Relations: `MPA` with one proxy per class equals this loss for every batch of two classes or more; `ProxyNCA` sums
     over the classes for each sample instead.
@@ -61,8 +58,8 @@ class ProxyAnchor:
         one_of("positive_norm", self.positive_norm, ("present", "all"))
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
-        if labels.ndim > 1 or of_classes(weight):
-            return self._on_all_pairs(queries, labels, refs, weight)
+        if labels.ndim > 1 or (weight is not None and weight.has_class_numbers):
+            return on_all_pairs(queries, labels, refs, weight, self.scale, self.margin, self.positive_norm)
         weight = weight and weight.of_pairs
         pull, push = anchor_exponents(self.scale, self.margin)
         pulled, pushed = mean_over_batch(
@@ -77,72 +74,11 @@ class ProxyAnchor:
         )
         return pulled + pushed
 
-    def _on_all_pairs(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None) -> Tensor:
-        """The loss with numbers for each class, or for several labels a query: (B, C) bool."""
-        if weight is not None and weight.of_pairs is not None:
-            raise ValueError(
-                "weighting: got weights of pairs beside several labels of a query or numbers of classes, expected only "
-                "one of them"
-            )
-        queries = queries.float() if queries.dtype in (torch.half, torch.bfloat16) else queries
-        s = queries @ refs.normalised(queries).T
-        positive, negative = refs.positives(labels) if labels.ndim == 1 else _several(labels, refs)
-        given = (None, None) if weight is None else (weight.class_weights, weight.class_margins)
-        weights = s.new_ones(s.shape[1]) if given[0] is None else given[0].to(s)[refs.labels]
-        margins = s.new_full((), self.margin) if given[1] is None else given[1].to(s)[refs.labels]
-        pulled = torch.logsumexp((self.scale * (margins - s)).masked_fill(~positive, NONE), 0)
-        pushed = torch.logsumexp((self.scale * (s + margins)).masked_fill(~negative, NONE), 0)
-        present = weights if self.positive_norm == "all" else weights * positive.any(0)
-        attraction = (weights * log1p_exp(pulled)).sum() / present.sum().clamp(min=MIN_WEIGHT_SUM)
-        return attraction + (weights * log1p_exp(pushed)).sum() / weights.sum()
-
     def closed_forms(
         self, queries: Tensor, labels: Tensor, refs: References
     ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-        """Gradient and diagonal of the Hessian in the vectors, in closed form (VCPA, Eqs. 24 and 25).
-
-        The similarities are linear in the vectors. The gradient of a logarithm of summed exponentials is the mean of
-        the gradients of the exponents, and its curvature is their variance; the softmax of the exponents gives the
-        shares for both. One more query of zeros stands for the 1 in the logarithm.
-
-        Args:
-            queries: (B, D), normalised.
-            labels: (B,).
-            refs: the references; their rows are not used.
-
-        Returns:
-            A function of normalised vectors (R, D) that returns the gradient and the diagonal, (R, D) each.
-            Everything that does not depend on the vectors is computed here, once for the batch.
-        """
-        is_pair = torch.stack(refs.positives(labels))
-        offset = queries.new_full((), self.scale * self.margin).where(is_pair, queries.new_full((), NONE))
-        offset = functional.pad(offset, (0, 0, 0, 1))
-        padded = functional.pad(queries, (0, 0, 0, 1))
-        slope = torch.stack([-self.scale * padded, self.scale * padded])
-        moments = torch.cat([padded, padded.square()], 1).expand(2, -1, -1)
-        count = queries.new_full((), len(refs.labels))
-        positive_count = count if self.positive_norm == "all" else is_pair[0].any(0).sum().clamp(min=1).to(queries)
-        gradient_factor = self.scale / torch.stack([-positive_count, count])[:, None, None]
-        curvature_factor = self.scale * gradient_factor.abs()
-
-        def gradient_and_curvature(vectors: Tensor) -> tuple[Tensor, Tensor]:
-            shares = torch.softmax(torch.baddbmm(offset, slope, vectors.T.expand(2, -1, -1)), 1)
-            mean, square = torch.bmm(shares.mT, moments).chunk(2, 2)
-            variance = torch.addcmul(square, mean, mean, value=-1).clamp(min=0)
-            return (gradient_factor * mean).sum(0), (curvature_factor * variance).sum(0)
-
-        return gradient_and_curvature
-
-
-def of_classes(weight: PairWeights | None) -> bool:
-    """Whether a weighting told numbers for each class."""
-    return weight is not None and not (weight.class_weights is None and weight.class_margins is None)
-
-
-def _several(labels: Tensor, refs: References) -> tuple[Tensor, Tensor]:
-    """The masks (B, R) of positive and negative pairs of queries with several labels (B, C)."""
-    positive = labels[:, refs.labels]
-    return positive, ~positive
+        """Gradient and diagonal of the Hessian in the vectors (`proxy_anchor_curvature`)."""
+        return closed_forms(queries, labels, refs, self.scale, self.margin, self.positive_norm)
 
 
 def anchor_exponents(scale: float, margin: float) -> tuple[Line, Line]:

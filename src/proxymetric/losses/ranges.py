@@ -64,7 +64,7 @@ def check_cosine_margin(**margins: float) -> None:
     usually(0, 1, "a negative margin allows positive pairs to be less similar than negative pairs", **margins)
 
 
-def check_distance(**distances: float) -> None:
+def check_distance_margin(**distances: float) -> None:
     """Warn about a distance that vectors of unit length cannot have.
 
     Args:

@@ -27,7 +27,7 @@ class Spread:
     Relations: add this term to `SoftTriple` or a loss of the MPA family if some classes need fewer than K proxies.
 
     Args:
-        tau: >= 0; weight of the term, 0.2 in both papers.
+        tau: >= 0; weight of the regulariser; 0.2 in both papers.
 
     Example:
         >>> refs = References(torch.eye(2), torch.tensor([0, 0]), per_class=2)

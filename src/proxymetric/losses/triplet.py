@@ -11,7 +11,7 @@ from proxymetric.arguments.checks import above_zero
 from proxymetric.core.pair_weights import PairWeights
 from proxymetric.core.pieces import References
 from proxymetric.losses.pairs import distances, refuse_weights
-from proxymetric.losses.ranges import check_distance
+from proxymetric.losses.ranges import check_distance_margin
 from proxymetric.ops import NONE
 
 MAX_TRIPLETS, MAX_TRIPLETS_ON_GPU = 2**18, 2**24
@@ -43,7 +43,7 @@ class Triplet:
 
     def __post_init__(self) -> None:
         above_zero(margin=self.margin)
-        check_distance(margin=self.margin)
+        check_distance_margin(margin=self.margin)
 
     def __call__(self, queries: Tensor, labels: Tensor, refs: References, weight: PairWeights | None = None) -> Tensor:
         refuse_weights(self, weight)

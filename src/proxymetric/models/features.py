@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from proxymetric.core.normalisation import NORMALISATIONS
-from proxymetric.models.hub_client import CONFIG, fetch, is_address
+from proxymetric.models.hub_client import on_disk
 from proxymetric.models.load import is_run, load, read_run
 from proxymetric.models.model import Model
-from proxymetric.system.files import read_json
+from proxymetric.models.place import RunFolder, SlimFile, place_of
 
 
 class FeatureModel(Model):
@@ -48,14 +48,14 @@ class FeatureModel(Model):
 
 def is_frozen(run: str | Path) -> bool:
     """Whether the backbone of a run, of a slim file or of a shared model was frozen in training."""
-    if Path(run).is_file():
+    place = place_of(run)
+    if isinstance(place, RunFolder):
+        return bool(read_run(place.path)["recipe"]["train"]["frozen"])
+    if isinstance(place, SlimFile):
         from proxymetric.system.checkpoint import Checkpoint
 
-        return bool(Checkpoint.read(Path(run)).state.get("held"))
-    if not is_run(run):
-        folder = fetch(str(run)) if is_address(run) else Path(run)
-        return bool(read_json(folder / CONFIG).get("frozen"))
-    return bool(read_run(run)["recipe"]["train"]["frozen"])
+        return bool(Checkpoint.read(place.path).state.get("held"))
+    return bool(on_disk(place).config.get("frozen"))
 
 
 def load_untrained(run: str | Path, device: str | torch.device | None = None) -> FeatureModel:

@@ -8,38 +8,19 @@ from typing import Any
 import torch
 
 from proxymetric.core.normalisation import NORMALISATIONS
-from proxymetric.models.hub_client import CARD, CONFIG, WEIGHTS
+from proxymetric.models.hub_client import CARD, WEIGHTS
 from proxymetric.models.model import Model
 from proxymetric.models.model_card import LIBRARY, card, check_licence
+from proxymetric.models.place import CONFIG, HubFolder, hub_config
 from proxymetric.models.run_folder import build_encoder, check_version, checked_arguments
 from proxymetric.system.checkpoint import Checkpoint
-from proxymetric.system.files import check_output, read_json, replacing, write_json
+from proxymetric.system.files import check_output, replacing, write_json
 from proxymetric.system.tensor_files import write_tensors
 
 FORMAT = "proxymetric hub 1"
 """the name of the format and its version"""
 KEYS: dict[str, type] = {"encoder": dict, "normalise": str, "view": dict, "classes": list, "versions": dict}
 """key of `config.json` -> the type of its value"""
-
-
-def is_hub_folder(folder: str | Path) -> bool:
-    """Whether a folder holds a shared model: a `config.json` of any version of this format.
-
-    Example:
-        >>> import tempfile
-        >>> is_hub_folder(tempfile.mkdtemp())
-        False
-    """
-    try:
-        content = read_json(Path(folder) / CONFIG)
-    except ValueError:
-        return False
-    return isinstance(content, dict) and str(content.get("format", "")).startswith("proxymetric hub")
-
-
-def is_unfinished(folder: Path) -> bool:
-    """Whether the export into a folder was stopped before its end."""
-    return is_hub_folder(folder) and bool(read_json(folder / CONFIG).get("unfinished"))
 
 
 def check_folder(folder: Path, overwrite: bool) -> Path:
@@ -57,9 +38,10 @@ def check_folder(folder: Path, overwrite: bool) -> Path:
         if (folder / "run.json").is_file():
             raise ValueError(f"--hub: got {folder}, which is the folder of a run; expected another folder")
         others = sorted(each.name for each in folder.iterdir() if not each.name.startswith("."))
-        if others and not is_hub_folder(folder):
+        config = hub_config(folder)
+        if others and config is None:
             raise ValueError(f"--hub: got {folder}, which holds {others[0]}; expected a new or an empty folder")
-        if others and not overwrite and not is_unfinished(folder):
+        if others and not overwrite and not (config or {}).get("unfinished"):
             raise ValueError(f"--hub: got {folder}, which holds a model; expected another folder, or --overwrite")
     for name in (WEIGHTS, CONFIG, CARD):
         check_output("--hub", folder / name, "a file that `proxymetric export` wrote", Path.is_file)
@@ -110,22 +92,19 @@ def write_hub(
     return f"the whole encoder, {size}, with {CONFIG} and a card (licence: {licence}); `hf upload` shares the folder"
 
 
-def load_hub(folder: Path, device: torch.device) -> Model:
+def load_hub(place: HubFolder, device: torch.device) -> Model:
     """Load the model of a folder that `export --hub` wrote; no code in it is run, and nothing else is read.
 
     Args:
-        folder: a local folder, or one in the cache of the hub's client.
+        place: a local folder, or one in the cache of the hub's client.
         device: the device on which the model computes.
 
     Raises:
         ValueError: the folder is damaged or incomplete, or a newer version wrote it.
     """
-    file = folder / CONFIG
-    config = read_json(file)
-    expected = "expected a folder that `export --hub` wrote"
-    if not isinstance(config, dict) or not is_hub_folder(folder):
-        raise ValueError(f"run: got {folder}, which holds no model of this package; {expected}")
-    if is_unfinished(folder):
+    folder, config = place.path, dict(place.config)
+    file, expected = folder / CONFIG, "expected a folder that `export --hub` wrote"
+    if config.get("unfinished"):  # its export was stopped before its end
         raise ValueError(f"run: got {folder}, whose export was stopped; expected the same `export --hub` once more")
     check_version(config, file)
     if config["format"] != FORMAT:
@@ -138,7 +117,7 @@ def load_hub(folder: Path, device: torch.device) -> Model:
     if not (folder / WEIGHTS).is_file():
         raise ValueError(f"run: got {folder}, which has no {WEIGHTS}; {expected}")
     # A shared description may not name files of this machine, nor make it fetch others.
-    config["encoder"] |= {"pretrained": False, "weights": None}
+    config["encoder"] = config["encoder"] | {"pretrained": False, "weights": None}
     encoder = build_encoder(config, file)
     what = f"the encoder that {CONFIG} describes ({config['encoder'].get('backbone')})"
     Checkpoint.read(folder / WEIGHTS).load_into(encoder, "", what=what)

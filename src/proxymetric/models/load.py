@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from proxymetric.arguments.signatures import one_of
-from proxymetric.models.hub_client import fetch, is_address, parse
+from proxymetric.models.hub_client import on_disk
 from proxymetric.models.model import Model
+from proxymetric.models.place import Place, RunFolder, SlimFile, place_of
 from proxymetric.models.run_folder import (
     FILES,
     build_encoder,
@@ -27,7 +30,7 @@ __all__ = ["is_refitted", "is_run", "load", "load_model", "next_to", "read_run",
 
 
 def load(
-    run: str | Path,
+    run: str | Path | Place,
     which: str = "best",
     device: str | torch.device | None = None,
     weights: str | Path | None = None,
@@ -45,87 +48,78 @@ def load(
             must be the weights that the training started from; None takes those of the hub. A shared folder takes none.
 
     Returns:
-        The model.
+        The model; its `source` says where it was loaded from.
 
     Raises:
         ValueError: there is no such run, checkpoint or address, a file is damaged, or the weights do not fit.
     """
-    from proxymetric.data.views import EvalView
-    from proxymetric.encoders import load_weights
-    from proxymetric.system.checkpoint import Checkpoint
     from proxymetric.system.device import pick_device
 
-    target_device = pick_device(str(device or "auto"))
-    if is_address(run):
-        return _load_shared(fetch(str(run)), str(run), which, weights, target_device)
-    run = Path(run)
-    if not is_run(run):
-        if run.is_dir():
-            return _load_shared(run, str(run), which, weights, target_device)
+    place, target_device = place_of(run), pick_device(str(device or "auto"))
+    if isinstance(place, RunFolder):
+        model = _load_run(place.path, which, target_device, weights)
+    elif which != "best":
+        raise ValueError(f"which: got {which!r}, but {place} holds a single model; expected 'best'")
+    elif isinstance(place, SlimFile):
         from proxymetric.models.slim import load_slim
 
-        if which != "best":
-            raise ValueError(f"which: got {which!r}, but {run} holds a single model; expected 'best'")
-        return load_slim(run, weights, target_device)
-    description = read_run(run)
-    one_of("which", which, FILES)
-    if is_refitted(run, which):
-        run, which = run / "refit", "best"
-        description = read_run(run)
-    elif which == "best":
-        _check_refit(run)
-    checkpoint, description_file = model_file(run, which), run / "run.json"
-    encoder = build_encoder(description, description_file)
-    view = checked_arguments(description, description_file, "view", EvalView)
-    what = f"the encoder of {run} ({description['encoder']['backbone']})"
-    Checkpoint.read(checkpoint).load_into(encoder, "encoder.", what=what)
+        model = load_slim(place.path, weights, target_device)
+    elif weights is not None:
+        raise ValueError(f"weights: got {weights}, but {place} holds the whole encoder; expected no weights")
+    else:
+        from proxymetric.models.hub import load_hub
+
+        model = load_hub(on_disk(place), target_device)
+    model.source = {"run": place.absolute, "which": which}
     if weights is not None:
-        load_weights(encoder, weights)
-    return Model(
-        encoder.to(target_device),
-        normalise=description["normalise"],
-        classes=description["classes"],
-        view=view,
-        nested=description["recipe"]["loss"].get("nested"),
-    )
+        model.source["weights"] = os.path.abspath(weights)
+    return model
 
 
-def load_model(run: str | Path, which: str, device: str | torch.device | None, weights: str | Path | None) -> Model:
-    """Load a model; a run has weights of its own.
+def load_model(
+    run: str | Path | Place,
+    which: str,
+    device: str | torch.device | None,
+    weights: str | Path | None,
+    say: Callable[[str], None] | None = None,
+) -> Model:
+    """Load a model for a person: a run has weights of its own, and `say` is told that it is not finished.
 
     Raises:
         ValueError: weights are given for a run, or the model cannot be loaded.
     """
-    if weights is not None and Path(run).is_dir() and is_run(run):
+    place = place_of(run)
+    if weights is not None and isinstance(place, RunFolder) and place.exists():
         raise ValueError(
             f"--weights: got {weights} with the run {run}, which has its own weights; expected it only with a file of "
             "`export --slim`"
         )
-    return load(run, which, device, weights)
+    model = load(place, which, device, weights)
+    for sentence in unfinished(place):
+        if say is not None:
+            say(sentence)
+    return model
 
 
-def unfinished(run: str | Path) -> list[str]:
+def unfinished(run: str | Path | Place) -> list[str]:
     """A sentence about a run that is not finished; an empty list for a finished run, a slim file or a shared model."""
-    if not is_run(run) or (Path(run) / "result.json").is_file():
+    place = place_of(run)
+    if not isinstance(place, RunFolder) or place.is_finished():
         return []
-    return [f"{run} is not finished: this is its best model so far; `proxymetric train --resume` continues it"]
+    return [f"{place} is not finished: this is its best model so far; `proxymetric train --resume` continues it"]
 
 
-def is_run(place: str | Path) -> bool:
+def is_run(place: str | Path | Place) -> bool:
     """Whether a place is meant as the folder of a run: neither a slim file nor a shared folder.
 
     Example:
         >>> is_run("runs/birds"), is_run("hf://owner/birds")
         (True, False)
     """
-    from proxymetric.models.hub import is_hub_folder
-
-    if is_address(place) or Path(place).is_file():
-        return False
-    return (Path(place) / "run.json").is_file() or not is_hub_folder(place)
+    return isinstance(place_of(place), RunFolder)
 
 
-def next_to(run: str | Path, verb: str, data: str, suffix: str = "") -> Path:
+def next_to(run: str | Path | Place, verb: str, data: str, suffix: str = "") -> Path:
     """Where output about a run and some data is written by default: next to the run, named after both.
 
     For an address on the hub, it is the working directory.
@@ -142,23 +136,37 @@ def next_to(run: str | Path, verb: str, data: str, suffix: str = "") -> Path:
         >>> print(next_to("hf://owner/birds@v1", "inspects", "photos"))
         birds-inspects-photos
     """
-    ending = f"-{verb}-{re.sub(UNSAFE, '-', data).strip('-.') or 'data'}{suffix}"
-    if is_address(run):
-        return Path(parse(str(run))[0].split("/")[1] + ending)
-    place = Path(run)
-    place = place.resolve() if place.name in ("", "..") else place
-    return place.with_name(f"{place.stem if place.is_file() else place.name}{ending}")
+    start = place_of(run).next_to
+    return start.with_name(f"{start.name}-{verb}-{re.sub(UNSAFE, '-', data).strip('-.') or 'data'}{suffix}")
 
 
-def _load_shared(folder: Path, name: str, which: str, weights: str | Path | None, device: torch.device) -> Model:
-    """Load the model of a folder that `export --hub` wrote; `name` is what the user called it."""
-    from proxymetric.models.hub import load_hub
+def _load_run(run: Path, which: str, device: torch.device, weights: str | Path | None) -> Model:
+    """Load the model of a run."""
+    from proxymetric.data.views import EvalView
+    from proxymetric.encoders import load_weights
+    from proxymetric.system.checkpoint import Checkpoint
 
-    if which != "best":
-        raise ValueError(f"which: got {which!r}, but {name} holds a single model; expected 'best'")
+    description = read_run(run)
+    one_of("which", which, FILES)
+    if is_refitted(run, which):
+        run, which = run / "refit", "best"
+        description = read_run(run)
+    elif which == "best":
+        _check_refit(run)
+    checkpoint, description_file = model_file(run, which), run / "run.json"
+    encoder = build_encoder(description, description_file)
+    view = checked_arguments(description, description_file, "view", EvalView)
+    what = f"the encoder of {run} ({description['encoder']['backbone']})"
+    Checkpoint.read(checkpoint).load_into(encoder, "encoder.", what=what)
     if weights is not None:
-        raise ValueError(f"weights: got {weights}, but {name} holds the whole encoder; expected no weights")
-    return load_hub(folder, device)
+        load_weights(encoder, weights)
+    return Model(
+        encoder.to(device),
+        normalise=description["normalise"],
+        classes=description["classes"],
+        view=view,
+        nested=description["recipe"]["loss"].get("nested"),
+    )
 
 
 def _check_refit(run: Path) -> None:

@@ -63,6 +63,8 @@ class Model:
         self.nested = None if nested is None else list(nested)
         self._cut_dim: int | None = None
         """dimensions that vectors are cut to; None: they are not cut"""
+        self.source: dict[str, str] = {}
+        """where `load` found it: `run`, `which` and, where they were given, `weights`; empty for another model"""
 
     @property
     def dim(self) -> int:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from proxymetric.core.capabilities import EstimatesUncertainty, HasClassProxies
-from proxymetric.models.load import is_run
+from proxymetric.models.place import Place, RunFolder, place_of
 from proxymetric.models.run_folder import is_refitted, model_file, read_run
 
 MAX_CLASSES = 100_000
@@ -26,7 +26,7 @@ class RunProxies(NamedTuple):
     """(P, D) standard deviations of Gaussian proxies; None for points"""
 
 
-def load_proxies(run: str | Path, dim: int, which: str = "best") -> RunProxies | None:
+def load_proxies(run: str | Path | Place, dim: int, which: str = "best") -> RunProxies | None:
     """Read the proxies of a run.
 
     Args:
@@ -48,7 +48,7 @@ def load_proxies(run: str | Path, dim: int, which: str = "best") -> RunProxies |
     return RunProxies([names[label] for label in labels.tolist()], vectors.float(), sigma)
 
 
-def load_uncertainty(run: str | Path, dim: int, which: str = "best") -> dict[str, float]:
+def load_uncertainty(run: str | Path | Place, dim: int, which: str = "best") -> dict[str, float]:
     """Read how uncertain the method of a run is about each training class.
 
     Args:
@@ -69,15 +69,16 @@ def load_uncertainty(run: str | Path, dim: int, which: str = "best") -> dict[str
     return {}
 
 
-def _sources(run: str | Path, dim: int, which: str) -> tuple[list[str], list[HasClassProxies]]:
+def _sources(place: str | Path | Place, dim: int, which: str) -> tuple[list[str], list[HasClassProxies]]:
     """The names of the training classes, and the sources whose proxies the checkpoint has."""
     from proxymetric.papers import method
     from proxymetric.papers.class_counts import with_class_counts
     from proxymetric.system.checkpoint import Checkpoint
 
-    if not is_run(run):
+    parsed = place_of(place)
+    if not isinstance(parsed, RunFolder):
         return [], []
-    run = Path(run)
+    run = parsed.path
     if is_refitted(run, which):
         run, which = run / "refit", "best"
     description = read_run(run)

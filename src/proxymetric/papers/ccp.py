@@ -10,6 +10,7 @@ from __future__ import annotations
 from proxymetric.arguments.checks import at_least_zero
 from proxymetric.core.pieces import Compare, Objective, Sum
 from proxymetric.papers.about import about
+from proxymetric.papers.assembled import Builder, assembled
 from proxymetric.papers.base import Base, base_objective, check_compares_with_rows, split_base
 from proxymetric.schemes import AlternatingProjections
 from proxymetric.sources import InBatch, LearnedProxies, Memory
@@ -22,20 +23,12 @@ from proxymetric.sources import InBatch, LearnedProxies, Memory
     samples_per_class=4,
     no_plan="has a copy of the encoder and a pool of embeddings in addition to its proxies; plan its base loss",
 )
+@assembled(AlternatingProjections)
 def ccp(
-    classes: int,
-    dim: int,
+    build: Builder,
     *,
     base: Base = "margin-contrastive",
     per_class: int = 8,
-    pool: int = 12,
-    lam: float = 2e-4,
-    first_lam: float | None = None,
-    patience: int = 3,
-    anchor: str = "last",
-    roll_back: bool = False,
-    start: str = "random",
-    alternate: bool = True,
     in_batch: float = 0.0,
     memory: int = 0,
     memory_start: int = 1000,
@@ -50,20 +43,10 @@ def ccp(
     every 25 steps (SOP, In-Shop: 250); 60 evaluations without a better score end the run.
 
     Args:
-        classes: number of training classes, C.
-        dim: width of the embeddings, D.
         base: any pair or proxy loss, a name or a table of its name and arguments. A pair loss is compared with proxies
             instead of with the batch.
         per_class: K proxies per class; CUB and Cars 8, SOP and In-Shop 4. A proxy base that takes several proxies gets
             K too, unless its table sets another number.
-        pool: b samples of a class to pick from; CUB and Cars 12, SOP and In-Shop 7.
-        lam: >= 0; weight of the proximal term; 2e-4 in the paper.
-        first_lam: the same for the first problem; None: lam (released code: 0).
-        patience: evaluations without a better score after which a problem has converged; 3 by default.
-        anchor: the proximal term is anchored at the "last" (the paper) or the "best" solution (released code).
-        roll_back: whether the network returns to that solution; only with anchor="best".
-        start: the first converged proxies are "random" samples (the paper) or "zero" (released code).
-        alternate: False solves the first problem only (the paper's Loss-Proxy ablation).
         in_batch: weight of the same loss inside the batch; 0 in the paper, 0.1 in its released code.
         memory: number of past embeddings in a memory, which adds a term as in `xbm`; 0: no memory.
         memory_start: steps before the memory is used.
@@ -71,6 +54,7 @@ def ccp(
         normalise: "ball" (`v / max(|v|, 1)`, the paper) or "l2". Scores and search use cosines in both cases.
     """
     at_least_zero(in_batch=in_batch, memory_weight=memory_weight)
+    classes, dim = build.classes, build.dim
     base_normalise = split_base(base)[1].get("normalise", normalise)
     if base_normalise != normalise:
         raise ValueError(
@@ -95,14 +79,4 @@ def ccp(
         queue = Memory(memory, dim, memory_start, normalise)
         parts["memory"] = (memory_weight, Compare(compare.loss, queue, normalise=normalise))
     objective = Sum(**parts) if len(parts) > 1 else parts["proxies"][1]
-    return AlternatingProjections(
-        objective,
-        lam=lam,
-        first_lam=first_lam,
-        pool=pool,
-        patience=patience,
-        anchor=anchor,
-        roll_back=roll_back,
-        start=start,
-        alternate=alternate,
-    )
+    return build(AlternatingProjections, objective)

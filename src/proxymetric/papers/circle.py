@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from proxymetric.core.pieces import Compare, Objective
+from proxymetric.core.pieces import Objective
 from proxymetric.losses import Circle
 from proxymetric.papers.about import NO_PROXIES, about
-from proxymetric.sources import InBatch
+from proxymetric.papers.assembled import Builder, assembled
+from proxymetric.papers.pairs import in_batch
 
 
 @about(
@@ -15,14 +16,7 @@ from proxymetric.sources import InBatch
     surrogate_gradient=True,
     no_plan=NO_PROXIES,
 )
-def circle(classes: int, dim: int, *, scale: float = 80.0, margin: float = 0.4, normalise: str = "l2") -> Objective:
-    """Pairs of the batch, each weighted by the distance of its similarity from the optimum. Loss: `losses.Circle`.
-
-    Args:
-        classes: number of training classes; the loss has no proxies and ignores it.
-        dim: width of the embeddings; ignored as well.
-        scale: > 0; gamma in the paper. 80 for fine-grained retrieval, 256 for faces.
-        margin: m in the paper. 0.4 for fine-grained retrieval, 0.25 for faces.
-        normalise: "l2" or "ball", a key of `NORMALISATIONS`.
-    """
-    return Compare(Circle(scale, margin), InBatch(), normalise=normalise)
+@assembled(Circle, in_batch)
+def circle(build: Builder) -> Objective:
+    """Pairs of the batch, each weighted by the distance of its similarity from the optimum. Loss: `losses.Circle`."""
+    return build(in_batch, build(Circle))

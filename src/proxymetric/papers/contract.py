@@ -20,6 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError, gradcheck
 
+from proxymetric.core.capabilities import traits
 from proxymetric.core.pieces import Compare, References
 from proxymetric.core.surrogate import Factors
 from proxymetric.criterion import Criterion
@@ -269,7 +270,7 @@ def check_reduction(subject: Subject) -> None:
     objective = make(subject, torch.float64).objective
     assert isinstance(objective, Compare), f"sums_over: got {type(objective).__name__}, expected a Compare"
     loss, per_class = objective.loss, objective.source.per_class or 1
-    has_of_class = hasattr(loss, "of_class")
+    has_of_class = traits(loss).of_class is not None
     assert has_of_class == subject.grouped, (
         f"grouped: got {subject.grouped}, expected {has_of_class}: it states whether the loss has `of_class`"
     )

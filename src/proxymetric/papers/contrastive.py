@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from proxymetric.core.pieces import Compare, Objective
+from proxymetric.core.pieces import Objective
 from proxymetric.losses import Contrastive, MarginContrastive
 from proxymetric.papers.about import NO_PROXIES, about
-from proxymetric.sources import InBatch
+from proxymetric.papers.assembled import Builder, assembled
+from proxymetric.papers.pairs import in_batch
 
 
 @about(
@@ -14,16 +15,10 @@ from proxymetric.sources import InBatch
     samples_per_class=4,
     no_plan=NO_PROXIES,
 )
-def contrastive(classes: int, dim: int, *, margin: float = 0.5, normalise: str = "l2") -> Objective:
-    """Pull every positive pair of the batch to 1, push negative pairs above `margin` down. Loss: `losses.Contrastive`.
-
-    Args:
-        classes: number of training classes; the loss has no proxies and ignores it.
-        dim: width of the embeddings; ignored as well.
-        margin: in [-1, 1]; 0.5 in the paper.
-        normalise: "l2" or "ball", a key of `NORMALISATIONS`.
-    """
-    return Compare(Contrastive(margin), InBatch(), normalise=normalise)
+@assembled(Contrastive, in_batch)
+def contrastive(build: Builder) -> Objective:
+    """Pull positive pairs of the batch to 1, push negative pairs above `margin` down. Loss: `losses.Contrastive`."""
+    return build(in_batch, build(Contrastive))
 
 
 @about(
@@ -32,23 +27,7 @@ def contrastive(classes: int, dim: int, *, margin: float = 0.5, normalise: str =
     samples_per_class=4,
     no_plan=NO_PROXIES,
 )
-def margin_contrastive(
-    classes: int,
-    dim: int,
-    *,
-    margin: float = 0.3841,
-    positive_margin: float = 0.0,
-    averaging: str = "nonzero",
-    normalise: str = "l2",
-) -> Objective:
-    """Hinges on the Euclidean distances of the batch. Loss: `losses.MarginContrastive`.
-
-    Args:
-        classes: number of training classes; the loss has no proxies and ignores it.
-        dim: width of the embeddings; ignored as well.
-        margin: > 0; distance that negatives should have. 0.3841 is CCP's study on CUB.
-        positive_margin: >= 0; distance that positives may have. 0 is CCP's study on CUB.
-        averaging: "nonzero" or "all", see the loss.
-        normalise: "l2" or "ball", a key of `NORMALISATIONS`.
-    """
-    return Compare(MarginContrastive(margin, positive_margin, averaging), InBatch(), normalise=normalise)
+@assembled(MarginContrastive, in_batch)
+def margin_contrastive(build: Builder) -> Objective:
+    """Hinges on the Euclidean distances of the batch. Loss: `losses.MarginContrastive`."""
+    return build(in_batch, build(MarginContrastive))

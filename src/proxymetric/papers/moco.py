@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from proxymetric.core.pieces import Objective
 from proxymetric.papers.about import about
+from proxymetric.papers.assembled import Builder, assembled
 from proxymetric.papers.base import Base, base_objective
 from proxymetric.schemes import MomentumQueue
 
@@ -14,27 +15,17 @@ from proxymetric.schemes import MomentumQueue
     needs=("encoder", "images"),
     no_plan="has a copy of the encoder and a queue of embeddings; plan its base, such as proxy-anchor",
 )
-def moco(
-    classes: int,
-    dim: int,
-    *,
-    base: Base = "proxy-anchor",
-    memory: int = 900,
-    momentum: float = 0.999,
-) -> Objective:
+@assembled(MomentumQueue)
+def moco(build: Builder, *, base: Base = "proxy-anchor") -> Objective:
     """A method on the batch and on a queue of embeddings by a momentum encoder. Scheme: `schemes.MomentumQueue`.
 
     Args:
-        classes: number of training classes, C.
-        dim: width of the embeddings, D.
         base: the method, a name or a table of its name and arguments.
-        memory: embeddings in the queue; 900 in VCPA's comparison.
-        momentum: in [0, 1], of the momentum encoder; 0.999 in VCPA's comparison.
     """
-    objective = base_objective(base, classes, dim)
+    objective = base_objective(base, build.classes, build.dim)
     if objective.weighting is not None:
         raise ValueError(
             f"base: got {base!r}, whose weighting would count the samples of the queue again at every step; "
             "expected a method without a weighting"
         )
-    return MomentumQueue(objective, dim, memory, momentum)
+    return build(MomentumQueue, objective)

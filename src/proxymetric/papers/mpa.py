@@ -6,10 +6,11 @@ initialisation is that of SoftTriple, whose proxies the family uses. The paper's
 
 from __future__ import annotations
 
-from proxymetric.core.pieces import Compare, Objective
+from proxymetric.core.pieces import Objective
 from proxymetric.losses import MPA, MPAAP, MPADW, Spread
-from proxymetric.ops import Similarity
 from proxymetric.papers.about import about
+from proxymetric.papers.assembled import Builder, assembled
+from proxymetric.papers.groups import compare_groups, of_class
 from proxymetric.sources import proxies
 
 PAPER = "Saeki et al. 2023, Multi Proxy Anchor Family Loss for Several Types of Gradients"
@@ -21,35 +22,14 @@ PAPER = "Saeki et al. 2023, Multi Proxy Anchor Family Loss for Several Types of 
     sums_over="batch",
     grouped=True,
 )
-def mpa(
-    classes: int,
-    dim: int,
-    *,
-    scale: float = 32.0,
-    margin: float = 0.1,
-    gamma: float = 0.1,
-    tau: float = 0.2,
-    per_class: int = 10,
-    similarity: str = "soft",
-    init: str = "kaiming-uniform",
-    touched: str | float = "all",
-) -> Objective:
+@assembled(MPA, of_class, Spread, proxies, per_class=10, init="kaiming-uniform")
+def mpa(build: Builder) -> Objective:
     """Proxy-Anchor on classes of K proxies, summed for each class. Losses: `MPA`, `Spread`.
 
     Args:
-        classes: number of training classes, C.
-        dim: width of the embeddings, D.
-        scale: > 0; 32 by analogy with Proxy-Anchor.
-        margin: 0.1 by default.
-        gamma: > 0; temperature of the soft similarity to the K proxies of a class; 0.1 by default.
-        tau: >= 0; weight of the regulariser; 0.2 in the paper.
         per_class: K proxies per class; 10 on CUB and Cars, 2 on SOP.
-        similarity: how the K proxies of a class are combined: "soft", "max" or "mean".
-        init: initialisation of the proxies, a name of `sources.INITIALISATIONS`.
-        touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
     """
-    loss = MPA(scale, margin, Similarity(similarity, gamma))
-    return Compare(loss, proxies(classes, dim, per_class, init, touched), regulariser=Spread(tau) if tau else None)
+    return compare_groups(build, MPA)
 
 
 @about(
@@ -58,35 +38,14 @@ def mpa(
     sums_over="classes",
     grouped=True,
 )
-def mpa_dw(
-    classes: int,
-    dim: int,
-    *,
-    scale: float = 32.0,
-    margin: float = 0.1,
-    gamma: float = 0.1,
-    tau: float = 0.2,
-    per_class: int = 10,
-    similarity: str = "soft",
-    init: str = "kaiming-uniform",
-    touched: str | float = "all",
-) -> Objective:
+@assembled(MPADW, of_class, Spread, proxies, per_class=10, init="kaiming-uniform")
+def mpa_dw(build: Builder) -> Objective:
     """MPA with the sums taken for each sample instead of each class. Losses: `MPADW`, `Spread`.
 
     Args:
-        classes: number of training classes, C.
-        dim: width of the embeddings, D.
-        scale: > 0; 32 by analogy with Proxy-Anchor.
-        margin: 0.1 by default.
-        gamma: > 0; temperature of the soft similarity to the K proxies of a class; 0.1 by default.
-        tau: >= 0; weight of the regulariser; 0.2 in the paper.
         per_class: K proxies per class; 10 on CUB and Cars, 2 on SOP.
-        similarity: how the K proxies of a class are combined: "soft", "max" or "mean".
-        init: initialisation of the proxies, a name of `sources.INITIALISATIONS`.
-        touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
     """
-    loss = MPADW(scale, margin, Similarity(similarity, gamma))
-    return Compare(loss, proxies(classes, dim, per_class, init, touched), regulariser=Spread(tau) if tau else None)
+    return compare_groups(build, MPADW)
 
 
 @about(
@@ -95,32 +54,11 @@ def mpa_dw(
     sums_over="classes",
     grouped=True,
 )
-def mpa_ap(
-    classes: int,
-    dim: int,
-    *,
-    scale: float = 32.0,
-    margin: float = 0.1,
-    gamma: float = 0.1,
-    tau: float = 0.2,
-    per_class: int = 10,
-    similarity: str = "soft",
-    init: str = "kaiming-uniform",
-    touched: str | float = "all",
-) -> Objective:
+@assembled(MPAAP, of_class, Spread, proxies, per_class=10, init="kaiming-uniform")
+def mpa_ap(build: Builder) -> Objective:
     """A sum over the sample's own class and all others in one logarithm. Losses: `MPAAP`, `Spread`.
 
     Args:
-        classes: number of training classes, C.
-        dim: width of the embeddings, D.
-        scale: > 0; 32 by analogy with Proxy-Anchor.
-        margin: 0.1 by default.
-        gamma: > 0; temperature of the soft similarity to the K proxies of a class; 0.1 by default.
-        tau: >= 0; weight of the regulariser; 0.2 in the paper.
         per_class: K proxies per class; 10 on CUB and Cars, 2 on SOP.
-        similarity: how the K proxies of a class are combined: "soft", "max" or "mean".
-        init: initialisation of the proxies, a name of `sources.INITIALISATIONS`.
-        touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
     """
-    loss = MPAAP(scale, margin, Similarity(similarity, gamma))
-    return Compare(loss, proxies(classes, dim, per_class, init, touched), regulariser=Spread(tau) if tau else None)
+    return compare_groups(build, MPAAP)

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import torch
 
+from proxymetric.core.capabilities import traits
 from proxymetric.core.pair_weights import PairWeights, StepFunction
 from proxymetric.core.pieces import Compare, Objective, References
 from proxymetric.ops import Similarity
 from proxymetric.papers.about import about
+from proxymetric.papers.assembled import Builder, assembled
 from proxymetric.papers.base import Base, base_objective
 from proxymetric.weightings import InformativeSamples
 
@@ -24,67 +26,24 @@ from proxymetric.weightings import InformativeSamples
     needs=("epochs",),
     no_plan="has a memory of embeddings in addition to its proxies; plan its base, such as proxy-anchor",
 )
-def proxy_isa(
-    classes: int,
-    dim: int,
-    *,
-    base: Base = "proxy-anchor",
-    volume: float = 100.0,
-    h: float = 0.15,
-    k: float = 0.9,
-    lam: float = 0.1,
-    tau: float = 1.5,
-    memory: int = 55_000,
-    memory_epoch: float = 1,
-    filter_epoch: float = 2,
-    initial_hardness: float = 1.0,
-    positive: str = "sigma",
-    negative: str = "1/E",
-) -> Objective:
+@assembled(InformativeSamples)
+def proxy_isa(build: Builder, *, base: Base = "proxy-anchor") -> Objective:
     """A proxy method whose pairs are weighted by how informative they are. Weighting: `weightings.InformativeSamples`.
 
     The paper's training: Adam 1e-4, proxies x100, batch 128, average pooling, no warm-up (CUB, Cars); AdamW 6e-4 and
     one epoch of warm-up (SOP, In-Shop).
 
     Args:
-        classes: number of training classes, C.
-        dim: width of the embeddings, D.
         base: the method that is weighted, a name or a table of its name and arguments: `{method = "mpa", per_class =
             4}`. Any method with learned proxies and a weighted exponent: proxy-anchor, proxy-nca, proxy-nca++,
             norm-softmax, cosface, soft-triple, mpa, mpa-dw, mpa-ap.
-        volume: V > 1; 100 in the paper.
-        h: > 0; scale of the learned similarity S (Eq. 10); 0.15 by default.
-        k: >= 0; how the band grows as S falls (Eq. 15); 0.9 (released code: 0.4 on Cars, 0.1 on In-Shop).
-        lam: >= 0; added to the length of the band (Eq. 15); 0.1 by default.
-        tau: >= 0; shifts where sigma falls (Eq. 17); 1.5 by default.
-        memory: T embeddings kept; the paper does not state it, its code has 55,000.
-        memory_epoch: epochs before the memory starts; 1 is the paper's second epoch (released code: 2).
-        filter_epoch: epochs before the filter starts; 2 is the paper's third epoch (released code: 3).
-        initial_hardness: S before the memory starts; the paper does not state it, its code has 1.
-        positive: penalty on positive pairs outside the band: "none", "1/E", "nu" or "sigma" (Table 3).
-        negative: penalty on negative pairs below the band, one of the same names.
     """
-    compare = base_objective(base, classes, dim)
+    compare = base_objective(base, build.classes, build.dim)
     if compare.source.classes is None:
         raise ValueError(f"base: got {base!r}, which has no proxies; expected a proxy method, such as 'proxy-anchor'")
     if compare.weighting is not None:
         raise ValueError(f"base: got {base!r}, whose pairs are weighted already; expected a method without a weighting")
-    weighting = InformativeSamples(
-        classes,
-        dim,
-        volume=volume,
-        h=h,
-        k=k,
-        lam=lam,
-        tau=tau,
-        memory=memory,
-        memory_epoch=memory_epoch,
-        filter_epoch=filter_epoch,
-        initial_hardness=initial_hardness,
-        positive=positive,
-        negative=negative,
-        of_class=getattr(compare.loss, "of_class", Similarity("max")),
-    )
+    weighting = build(InformativeSamples, of_class=traits(compare.loss).of_class or Similarity("max"))
     # A loss whose exponent cannot be weighted raises its error here, not at the first step.
     queries, labels = torch.eye(2), torch.arange(2)
     references = References(torch.tensor([[0.6, 0.8], [0.8, 0.6]]), labels, per_class=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from proxymetric.core.pieces import Compare, Objective
 from proxymetric.losses import ProxyNCA, ProxyNCAPlusPlus
 from proxymetric.papers.about import about
+from proxymetric.papers.assembled import Builder, assembled
 from proxymetric.sources import proxies
 
 
@@ -13,26 +14,10 @@ from proxymetric.sources import proxies
     choose="the first proxy loss, for comparison; proxy-nca++ is its successor",
     sums_over="classes",
 )
-def proxy_nca(
-    classes: int,
-    dim: int,
-    *,
-    scale: float = 12.0,
-    per_class: int = 1,
-    init: str = "kaiming",
-    touched: str | float = "all",
-) -> Objective:
-    """Each sample comes nearer to the proxy of its class than to the other proxies. Loss: `losses.ProxyNCA`.
-
-    Args:
-        classes: number of training classes, C.
-        dim: width of the embeddings, D.
-        scale: > 0; 12 is common.
-        per_class: K proxies per class.
-        init: initialisation of the proxies, a name of `sources.INITIALISATIONS`.
-        touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
-    """
-    return Compare(ProxyNCA(scale), proxies(classes, dim, per_class, init, touched))
+@assembled(ProxyNCA, proxies)
+def proxy_nca(build: Builder) -> Objective:
+    """Each sample comes nearer to the proxy of its class than to the other proxies. Loss: `losses.ProxyNCA`."""
+    return Compare(build(ProxyNCA), build(proxies))
 
 
 @about(
@@ -40,26 +25,11 @@ def proxy_nca(
     choose="a stable softmax over classes, for small batches according to its paper",
     sums_over="classes",
 )
-def proxy_nca_pp(
-    classes: int,
-    dim: int,
-    *,
-    temperature: float = 1 / 18,
-    per_class: int = 1,
-    init: str = "kaiming",
-    touched: str | float = "all",
-) -> Objective:
+@assembled(ProxyNCAPlusPlus, proxies)
+def proxy_nca_pp(build: Builder) -> Objective:
     """A softmax over all proxies at a low temperature. Loss: `losses.ProxyNCAPlusPlus`.
 
     Deviation from the paper: the temperature divides cosines here. The paper divides squared distances by 1/9, which is
     1/18 on cosines.
-
-    Args:
-        classes: number of training classes, C.
-        dim: width of the embeddings, D.
-        temperature: > 0, divides the cosines.
-        per_class: K proxies per class.
-        init: initialisation of the proxies, a name of `sources.INITIALISATIONS`.
-        touched: which proxies a step compares with and moves: "all", "batch" or a share (`sources.proxies`).
     """
-    return Compare(ProxyNCAPlusPlus(temperature), proxies(classes, dim, per_class, init, touched))
+    return Compare(build(ProxyNCAPlusPlus), build(proxies))

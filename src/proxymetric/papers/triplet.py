@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from proxymetric.core.pieces import Compare, Objective
+from proxymetric.core.pieces import Objective
 from proxymetric.losses import Triplet
 from proxymetric.papers.about import NO_PROXIES, about
-from proxymetric.sources import InBatch
+from proxymetric.papers.assembled import Builder, assembled
+from proxymetric.papers.pairs import in_batch
 
 
 @about(
@@ -14,13 +15,7 @@ from proxymetric.sources import InBatch
     samples_per_class=4,
     no_plan=NO_PROXIES,
 )
-def triplet(classes: int, dim: int, *, margin: float = 0.0961, normalise: str = "l2") -> Objective:
-    """The mean over all violating triplets of the batch. Loss: `losses.Triplet`.
-
-    Args:
-        classes: number of training classes; the loss has no proxies and ignores it.
-        dim: width of the embeddings; ignored as well.
-        margin: > 0; 0.0961 is CCP's study on CUB.
-        normalise: "l2" or "ball", a key of `NORMALISATIONS`.
-    """
-    return Compare(Triplet(margin), InBatch(), normalise=normalise)
+@assembled(Triplet, in_batch)
+def triplet(build: Builder) -> Objective:
+    """The mean over all violating triplets of the batch. Loss: `losses.Triplet`."""
+    return build(in_batch, build(Triplet))

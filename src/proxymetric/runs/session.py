@@ -574,7 +574,7 @@ class RunSession:
                 self.folder, held_out, uncertainty, training_images.classes, self.recipe.seed
             )
         elif uncertainty or (self.folder / HELD_OUT).is_file():
-            # Nothing was held out of this model, but `identify` needs the uncertainty of its classes.
+            # Nothing was held out of this model, but `search --identify` needs the uncertainty of its classes.
             write_knowledge(self.folder, RunKnowledge(training_images.classes, torch.empty(0, 0), [], uncertainty))
         result.bad_images = dict(self.context.bad)
         for name, part in zip(("train", "validation", "test"), parts):

@@ -69,7 +69,7 @@ def has_pairs(labels: np.ndarray) -> bool:
 def store_thresholds(
     folder: Path, embedded: EmbeddedSet, uncertainty: dict[str, float], trained: list[str], seed: int = 0
 ) -> dict[str, Any] | None:
-    """Choose thresholds on the held-out classes of a run, and write what `identify` needs of it.
+    """Choose thresholds on the held-out classes of a run, and write what `search --identify` needs of it.
 
     The file holds the vectors of the held-out classes, the names of the training classes, and how certain the method is
     of each of them if it has an estimate (VCPA).

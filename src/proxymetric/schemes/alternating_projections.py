@@ -45,13 +45,13 @@ class AlternatingProjections(Objective):
         objective: what is minimised; exactly one of its sources must have seats.
         lam: >= 0; weight of the proximal term; 2e-4 in the paper.
         first_lam: the same for the first problem; None: lam (released code: 0).
-        pool: b, the number of samples of each class to pick from, at least the seats; b equal to the seats, or 1, gives
-            random proxies.
-        patience: evaluations without a better score after which a problem has converged; 3 by default.
-        anchor: theta* and rho* are those of the "last" (the paper) or the "best" evaluation of the problem (released
-            code).
-        roll_back: whether the parameters of the network return to theta*; only with anchor="best". Running averages of
-            a BatchNorm layer do not return.
+        pool: b samples of each class to pick from, at least the seats; 12 on CUB and Cars, 7 on SOP and In-Shop. b
+            equal to the seats, or 1, gives random proxies.
+        patience: evaluations without a better score after which a problem has converged.
+        anchor: the proximal term is anchored at the "last" (the paper) or the "best" evaluation of the problem
+            (released code), which gives theta* and rho*.
+        roll_back: whether the parameters of the network return to this solution, theta*; only with anchor="best".
+            Running averages of a BatchNorm layer do not return.
         start: the first converged proxies are "random" samples (the paper) or "zero" (released code, where the sample
             with the largest norm is picked first).
         alternate: False solves one problem only, with the first picks (the paper's Loss-Proxy ablation).

@@ -15,7 +15,7 @@ from proxymetric.sources.queue import Queue
 
 
 class MomentumQueue(Objective):
-    """The wrapped objective on the batch and on the last `size` embeddings of a momentum encoder (He et al. 2020).
+    """The wrapped objective on the batch and on the last `memory` embeddings of a momentum encoder (He et al. 2020).
 
     ``w <- momentum w + (1 - momentum) theta`` after each step. The momentum encoder w embeds the batch for the queue;
     only the embeddings by the encoder theta have a gradient. The scheme needs `bind(encoder)` and the images of the
@@ -24,18 +24,18 @@ class MomentumQueue(Objective):
     Args:
         objective: what is minimised.
         dim: width of the embeddings, D.
-        size: embeddings kept; 900 with a batch of 180 in VCPA's comparison.
-        momentum: in [0, 1]; 0.999 in VCPA's comparison.
+        memory: embeddings in the queue; 900 with a batch of 180 in VCPA's comparison.
+        momentum: in [0, 1], of the momentum encoder; 0.999 in VCPA's comparison.
     """
 
-    def __init__(self, objective: Objective, dim: int, size: int = 900, momentum: float = 0.999) -> None:
+    def __init__(self, objective: Objective, dim: int, memory: int = 900, momentum: float = 0.999) -> None:
         super().__init__()
         at_least_zero(momentum=momentum)
         if momentum > 1:
             raise ValueError(f"momentum: got {momentum}, expected at most 1")
         self.objective, self.momentum = objective, momentum
         self.normalise, self.classes, self.dim = objective.normalise, objective.classes, dim
-        self.queue = Queue(size, dim)
+        self.queue = Queue(memory, dim)
         self._theta: list[nn.Module] = []  # a list, so that the encoder does not become a submodule
         self._last_step = -1
         """the step after which the momentum encoder last moved"""

@@ -1,4 +1,4 @@
-"""Items of an index that are no files of its folder: `add-class` or Python code added them, and no folder has them."""
+"""Items of an index that are no files of its folder: `index add-class` or Python code added them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_added(index: Index, model: str, ids: Sequence[str]) -> None:
         raise ValueError(
             f"model: got the model {model[:12]}, but another one made the vectors of {index.folder}, which has "
             f"{_counted(len(ids))} without a file, such as {such}, that cannot be embedded again; expected the model "
-            "of the index, or --drop-added to drop them (`proxymetric add-class` adds photos again)"
+            "of the index, or --drop-added to drop them (`proxymetric index add-class` adds photos again)"
         )
     if damaged := damaged_items(index.folder, index.manifest):
         raise ValueError(_damaged(index.folder, damaged, ids))
@@ -62,7 +62,7 @@ def rescue_added(folder: Path, manifest: Manifest) -> list[Batch]:
         raise ValueError(
             f"index: got {folder}, whose list of items ({ITEMS}) cannot be read, and which has {count} without a file "
             "that cannot be embedded again; expected the file as it was, or --drop-added to drop these items "
-            "(`proxymetric add-class` adds photos again)"
+            "(`proxymetric index add-class` adds photos again)"
         ) from None
     ids = sorted(item for item, (_, stamp) in stamps.items() if not stamp)
     if not ids:
@@ -76,7 +76,7 @@ def _damaged(folder: Path, damaged: Sequence[str], ids: Sequence[str]) -> str:
     return (
         f"index: got {folder}, where {', '.join(damaged)} is damaged or missing, and which has "
         f"{_counted(len(ids))} without a file, such as {ids[0]!r}, that cannot be embedded again; expected the files "
-        "as they were, or --drop-added to drop these items (`proxymetric add-class` adds photos again)"
+        "as they were, or --drop-added to drop these items (`proxymetric index add-class` adds photos again)"
     )
 
 

@@ -9,8 +9,9 @@ import torch
 
 from proxymetric.data.decoding import BadImage, read_image
 from proxymetric.data.folders import ENDINGS
-from proxymetric.search.folder_sync import Embedder, batch_of, photo_id, thumbnail_of
+from proxymetric.search.folder_sync import batch_of, photo_id, thumbnail_of
 from proxymetric.search.index import Index
+from proxymetric.search.items import Embedder
 from proxymetric.system.files import printable
 from proxymetric.system.text import visible
 
@@ -18,7 +19,7 @@ ADDED = "added:"
 """how the id of a photo from elsewhere begins, so that it is not the id of a file of the folder"""
 
 
-def add_class(index: Index, model: Embedder, name: str, photos: Sequence[Path]) -> list[str]:
+def add_class(index: Index, model: Embedder, name: str, images: Sequence[Path]) -> list[str]:
     """Add photos of a class to an index: all of them in one step, or none if there is a mistake.
 
     The id of a photo is its path in the folder that was indexed; for a photo that lies elsewhere, `added:`, the class
@@ -28,7 +29,7 @@ def add_class(index: Index, model: Embedder, name: str, photos: Sequence[Path]) 
         index: the index; the class may be new, or get more photos.
         model: the model that made its vectors.
         name: the class.
-        photos: image files.
+        images: image files.
 
     Returns:
         The ids.
@@ -39,22 +40,22 @@ def add_class(index: Index, model: Embedder, name: str, photos: Sequence[Path]) 
         BadImage: a photo cannot be read.
     """
     check_name(name)
-    if not photos:
-        raise ValueError("PHOTO: got none, expected at least one image of the class")
+    if not images:
+        raise ValueError("images: got none, expected at least one image of the class")
     index.check_model(model)
-    ids = [_id(index, name, photo) for photo in photos]
-    for item, photo in zip(ids, photos, strict=True):
+    ids = [_id(index, name, photo) for photo in images]
+    for item, photo in zip(ids, images, strict=True):
         if ids.count(item) > 1:
-            raise ValueError(f"PHOTO: got {visible(str(photo))} and another file for the id {item!r}, expected one")
+            raise ValueError(f"images: got {visible(str(photo))} and another file for the id {item!r}, expected one")
     if known := [item for item in ids if item in index]:
         raise ValueError(
-            f"PHOTO: got {', '.join(repr(item) for item in known[:5])}{', ...' if len(known) > 5 else ''}, which the "
-            "index has already; expected new photos"
+            f"images: got {', '.join(repr(item) for item in known[:5])}{', ...' if len(known) > 5 else ''}, which the "
+            "index has already; expected new images"
         )
     vectors, thumbnails, size = [], [], batch_of(model)
-    for start in range(0, len(photos), size):
+    for start in range(0, len(images), size):
         views = []
-        for photo in photos[start : start + size]:
+        for photo in images[start : start + size]:
             image = read_image(photo, str(photo))
             views.append(model.view(image))
             thumbnails.append(thumbnail_of(image))
@@ -70,11 +71,11 @@ def check_name(name: str) -> None:
         ValueError: it is empty, cannot be printed, or is an image file: the name was forgotten.
     """
     if not name.strip() or not name.isprintable():
-        raise ValueError(f"NAME: got {visible(name)!r}, expected the name of a class, of printable characters")
+        raise ValueError(f"name: got {visible(name)!r}, expected the name of a class, of printable characters")
     if name.lower().endswith(ENDINGS) and Path(name).is_file():
         raise ValueError(
-            f"NAME: got {name!r}, which is an image file; expected the name of the class, and then its photos; the "
-            "order is: add-class INDEX NAME PHOTO"
+            f"name: got {name!r}, which is an image file; expected the name of the class, and then its images; the "
+            "order is: index add-class INDEX NAME IMAGE"
         )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -25,6 +25,7 @@ from proxymetric.search.added_items import check_added, rescue_added
 from proxymetric.search.batches import Batch, unit_rows
 from proxymetric.search.generation import commit, damaged_items, open_without_engine
 from proxymetric.search.index import Index
+from proxymetric.search.items import Embedder
 from proxymetric.search.manifest import Manifest, is_index
 from proxymetric.search.rows import CLASS_COLUMN, as_metadata
 from proxymetric.search.staging import Staging
@@ -43,28 +44,6 @@ BENCHMARK_LAYOUTS = tuple(name for name in BENCHMARKS if name != "mnist")
 LAYOUTS = ("auto", "folder", "nested", *BENCHMARK_LAYOUTS)
 GPU_BATCH, CPU_BATCH = 64, 16
 """images in a forward pass; on a CPU few, so that a pass of a large model ends within seconds"""
-
-
-class Embedder(Protocol):
-    """A model, as far as indexing needs it; `pm.Model` is one."""
-
-    @property
-    def view(self) -> Callable[[Image.Image], Tensor]:
-        """What makes the pixels that it takes from an image."""
-        ...
-
-    @property
-    def dim(self) -> int:
-        """The dimensions of its vectors."""
-        ...
-
-    def fingerprint(self) -> str:
-        """Return the sha256 of everything that determines the vectors."""
-        ...
-
-    def embed(self, images: Any) -> Tensor:
-        """Embed a tensor of pixels."""
-        ...
 
 
 class Photo(NamedTuple):
@@ -91,6 +70,8 @@ class Changed:
     """images that an earlier call, which was stopped, had embedded already"""
     bad: dict[str, str] = field(default_factory=dict)
     """ids of files that cannot be read, with the reason"""
+    absent: list[str] = field(default_factory=list)
+    """files that the metadata names and the index does not have"""
 
 
 def open_to_rebuild(folder: str | Path, engine: Mapping[str, Any] | None = None, *, drop_added: bool = False) -> Index:
@@ -126,7 +107,7 @@ def open_to_rebuild(folder: str | Path, engine: Mapping[str, Any] | None = None,
 def sync(
     index: Index,
     model: Embedder,
-    photos: str | Path,
+    images: str | Path,
     *,
     metadata: Mapping[str, Mapping[str, Any]] | None = None,
     rebuild: bool = False,
@@ -147,7 +128,7 @@ def sync(
     Args:
         index: the index.
         model: the model that made its vectors; with `rebuild`, the model that makes the new ones.
-        photos: the folder.
+        images: the folder.
         metadata: the metadata of files, by their path in the folder; None keeps what the index has. Items that are no
             files keep theirs, unless it names them. A value of `class` is the label of the file. Without one a file
             keeps the label that it has; a new file gets the name of its class folder.
@@ -168,36 +149,36 @@ def sync(
         ValueError: no image can be read, another model made the vectors of the index, or with `rebuild` items that
             are no files cannot stay: another model made their vectors, or they are damaged.
     """
-    photos, fingerprint = Path(photos), model.fingerprint()
+    folder, fingerprint = Path(images), model.fingerprint()
     with index.writing():
         if not rebuild:
             index.check_model(fingerprint)
         unlisted: dict[str, str] = {}
-        layout = layout_of(photos, index.manifest.layout if layout is None else layout)
-        images = list_photos(photos, unlisted, layout)
-        folder_labels = {photo.id: photo.label for photo in images}
+        layout = layout_of(folder, index.manifest.layout if layout is None else layout)
+        photos = list_photos(folder, unlisted, layout)
+        folder_labels = {photo.id: photo.label for photo in photos}
         for name, reason in unlisted.items():
             if on_unlisted is not None:
                 on_unlisted(name, reason)
         known = index.stamps()
-        # Items without a stamp are no files of the folder: `add-class` or Python code added them.
+        # Items without a stamp are no files of the folder: `index add-class` or Python code added them.
         added = {item for item, stamp in known.items() if not stamp}
         if rebuild and drop_added:
             added = set()
         elif rebuild:
-            check_added(index, fingerprint, sorted(added - {photo.id for photo in images}))
-        new = [photo for photo in images if rebuild or known.get(photo.id) != photo.stamp]
+            check_added(index, fingerprint, sorted(added - {photo.id for photo in photos}))
+        new = [photo for photo in photos if rebuild or known.get(photo.id) != photo.stamp]
         staging, result = Staging(index.folder, fingerprint), Changed()
         staged = {version for part in staging.batches for version in zip(part.ids, part.stamps, strict=True)}
         todo = [photo for photo in new if (photo.id, photo.stamp) not in staged]
         result.continued = len(new) - len(todo)
         if on_start is not None:
-            on_start(len(todo), len(images))
+            on_start(len(todo), len(photos))
         for part in _embedded(model, todo, batch or batch_of(model), progress, result.bad):
             staging.write(part)
-        if len(result.bad) == len(images):
+        if len(result.bad) == len(photos):
             raise ValueError(
-                f"photos: got {photos} with {len(images)} images, none of which can be read; expected images that can "
+                f"images: got {folder} with {len(photos)} images, none of which can be read; expected images that can "
                 "be decoded"
             )
         batches = _current(staging.batches, {(photo.id, photo.stamp) for photo in new})
@@ -205,8 +186,8 @@ def sync(
         # A changed file that cannot be read any more drops out: its old vector belongs to the old image.
         if rebuild and fingerprint != index.model:
             added = set()  # what is left of them are files that cannot be read
-        kept = added if rebuild else (known.keys() & {photo.id for photo in images} - result.bad.keys()) | added
-        relabelled = _relabelled(index, images, photos) if layout != index.manifest.layout else set()
+        kept = added if rebuild else (known.keys() & {photo.id for photo in photos} - result.bad.keys()) | added
+        relabelled = _relabelled(index, photos, folder) if layout != index.manifest.layout else set()
         labels = {item: label for item, label in folder_labels.items() if item not in known or item in relabelled}
         batches = [_described(part, index, known, labels, metadata) for part in batches]
         named = relabelled if metadata is None else relabelled | metadata.keys() | {i for i in kept if known[i]}
@@ -223,7 +204,7 @@ def sync(
             **(facts or {}),
             "model": fingerprint,
             "dim": model.dim,
-            "photos": str(photos.resolve()),
+            "photos": str(folder.resolve()),
             "layout": layout,
         }
         differing = any(getattr(index.manifest, name) != value for name, value in facts.items())
@@ -233,29 +214,29 @@ def sync(
     return result
 
 
-def check_same_folder(index: Index, photos: Path, files: Sequence[Path]) -> None:
+def check_same_folder(index: Index, images: Path, files: Sequence[Path]) -> None:
     """Refuse a folder that would take the place of another one, whose images would drop out of the index.
 
     A folder that was moved holds the same files, and is not refused.
 
     Args:
         index: the index.
-        photos: the folder that is to be indexed.
+        images: the folder that is to be indexed.
         files: its images.
 
     Raises:
         ValueError: the index was made of another folder, of which images would be deleted.
     """
-    earlier, given = index.manifest.photos, str(photos.resolve())
+    earlier, given = index.manifest.photos, str(images.resolve())
     if earlier is None or earlier == given:
         return
-    present = {photo_id(path, photos) for path in files}
+    present = {photo_id(path, images) for path in files}
     gone = [item for item, stamp in index.stamps().items() if stamp and item not in present]
     if gone:
         raise ValueError(
-            f"PHOTOS: got {photos}, but {index.folder} was made of {earlier}, and {len(gone):,} of its images, such as "
-            f"{gone[0]}, would be deleted; expected {earlier}, another --out, `proxymetric add-class` to add images, "
-            "or --replace to put the new folder in the place of the old one"
+            f"images: got {images}, but {index.folder} was made of {earlier}, and {len(gone):,} of its images, such as "
+            f"{gone[0]}, would be deleted; expected {earlier}, another --out, `proxymetric index add-class` to add "
+            "images, or --replace to put the new folder in the place of the old one"
         )
 
 

@@ -133,6 +133,16 @@ class Identifier:
         """Return the share of the labelled items that would be accepted and named rightly, were they new images."""
         return float((self.genuine > self.threshold(far).value).mean())
 
+    def summary(self, far: float) -> str:
+        """Say which scores are accepted at a false-accept rate, and how many new images of these classes are named."""
+        threshold = self.threshold(far)
+        rare = ", which is extrapolated: there are too few images to count so rare an event"
+        return (
+            f"false-accept rate {100 * far:g} %: scores above {threshold.value:.3f} ({threshold.low:.3f} to "
+            f"{threshold.high:.3f}){rare if threshold.is_extrapolated else ''}; of the images of these classes, "
+            f"{100 * self.recognised(far):.0f} % are named"
+        )
+
     @property
     def note(self) -> str:
         """Say by which images the threshold was chosen, what that means, and whether the uncertainty is used."""
@@ -264,7 +274,9 @@ def _scored(index: LabelledItems, run: str | Path | None, weight: float) -> tupl
     labels, vectors = index.labels, index.vectors
     labelled = [row for row, label in enumerate(labels) if label is not None]
     if not labelled:
-        raise ValueError(f"index: got {index.folder}, where no item has a class; expected labelled items: `add-class`")
+        raise ValueError(
+            f"index: got {index.folder}, where no item has a class; expected labelled items: `index add-class`"
+        )
     centres = ClassCentres.of(vectors, labels)
     code = {name: number for number, name in enumerate(centres.names)}
     stamp, knowledge = knowledge_stamp(run), run_knowledge(run)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from proxymetric.arguments.signatures import one_of
 from proxymetric.core.quantisation import check_kind
 from proxymetric.search.atlas import METHODS
 from proxymetric.search.batches import Batch, new_items, unit_rows
+from proxymetric.search.build import build as build_index
 from proxymetric.search.engines import ENGINES, Engine
 from proxymetric.search.generation import (
     GENERATIONS,
@@ -38,6 +39,9 @@ from proxymetric.search.rows import Row, Value, check_columns, queries_alike
 from proxymetric.search.stored_vectors import check_engine
 from proxymetric.system.lock import locked
 
+if TYPE_CHECKING:
+    from proxymetric.search.folder_sync import Changed
+
 OPEN_ATTEMPTS = 20
 """a generation may be replaced between the reading of the manifest and the opening of its files"""
 
@@ -45,8 +49,9 @@ OPEN_ATTEMPTS = 20
 class Index:
     """A folder of vectors with ids, labels, metadata and thumbnails, searched by cosine similarity.
 
-    `Index.create` makes one and `Index.open` opens one. Every change is atomic: a reader, or a process that starts
-    after a crash, sees the index before or after the change. Processes that open the same index share its memory.
+    `Index.build` makes one of a folder of images, `Index.create` an empty one, and `Index.open` opens one. Every change
+    is atomic: a reader, or a process that starts after a crash, sees the index before or after the change. Processes
+    that open the same index share its memory.
 
     Args:
         folder: the folder of an index.
@@ -76,6 +81,8 @@ class Index:
         self._change_lock = threading.RLock()
         self._is_writing = False
         self._identifier: Identifier | None = None
+        self.changed: Changed | None = None
+        """what `Index.build` did before it returned this object"""
         self._load()
         if model is not None:
             self.check_model(model)
@@ -150,6 +157,9 @@ class Index:
                     shutil.rmtree(folder / part, ignore_errors=True)
                 raise
         return cls(folder)
+
+    build = classmethod(build_index)
+    """build an index of a folder of images, or bring it up to date: see `search.build.build`"""
 
     def _load(self) -> None:
         for attempt in range(OPEN_ATTEMPTS):

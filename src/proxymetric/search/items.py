@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
 from proxymetric.search.manifest import Manifest
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+M = TypeVar("M")
 
 
 class HasFingerprint(Protocol):
@@ -16,6 +22,61 @@ class HasFingerprint(Protocol):
     def fingerprint(self) -> str:
         """Return the sha256 of everything that determines the vectors."""
         ...
+
+
+class Embedder(Protocol):
+    """A model, as far as indexing needs it; `pm.Model` is one."""
+
+    @property
+    def view(self) -> Callable[[Image.Image], Tensor]:
+        """What makes the pixels that it takes from an image."""
+        ...
+
+    @property
+    def dim(self) -> int:
+        """The dimensions of its vectors."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Return the sha256 of everything that determines the vectors."""
+        ...
+
+    def embed(self, images: Any) -> Tensor:
+        """Embed a tensor of pixels."""
+        ...
+
+
+class FileEmbedder(HasFingerprint, Protocol):
+    """A model, as far as image files are embedded by it; `pm.Model` is one."""
+
+    @property
+    def dim(self) -> int:
+        """The dimensions of its vectors."""
+        ...
+
+    def embed(
+        self,
+        images: Any,
+        *,
+        errors: str,
+        progress: Callable[[int, int], None] | None = ...,
+        on_bad: Callable[[str, str], None] | None = ...,
+    ) -> Any:
+        """Embed images: the vectors and, with errors="skip", the indices of the images that can be read."""
+        ...
+
+
+def loaded(model: M | Callable[[], M]) -> M:
+    """Return a model, or call the function that returns it.
+
+    Example:
+        >>> loaded("runs/birds")
+        Traceback (most recent call last):
+        ValueError: model: got 'runs/birds', expected a model, such as pm.load('runs/birds')
+    """
+    if isinstance(model, str | Path):
+        raise ValueError(f"model: got {str(model)!r}, expected a model, such as pm.load({str(model)!r})")
+    return model() if callable(model) else model
 
 
 class Item(NamedTuple):

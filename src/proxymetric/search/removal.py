@@ -37,13 +37,13 @@ def remove(index: Index, classes: Sequence[str] = (), ids: Sequence[str] = ()) -
     for name in classes:
         if name not in known:
             raise ValueError(
-                f"--class: got {visible(name)!r}, expected one of the {len(known):,} classes of {index.folder}"
+                f"class: got {visible(name)!r}, expected one of the {len(known):,} classes of {index.folder}"
                 f"{did_you_mean(name, known)}"
             )
     for item in ids:
         if item not in index:
             raise ValueError(
-                f"ID: got {visible(item)!r}, expected the id of an image in {index.folder}, as `search` prints it"
+                f"id: got {visible(item)!r}, expected the id of an image in {index.folder}, as `search` prints it"
                 f"{did_you_mean(item, index.ids)}"
             )
     unwanted = set(ids)

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from torch import Tensor
 
+from proxymetric.arguments.signatures import neighbour
 from proxymetric.core.normalisation import unit
 from proxymetric.core.quantisation import bit_codes, check_kind, from_int8, int8_codes
+from proxymetric.data.folders import ENDINGS, image_files
 from proxymetric.search.engines.binary import Binary
 from proxymetric.search.engines.exact import Exact
 from proxymetric.search.engines.int8 import Int8
-from proxymetric.system.files import replacing
+from proxymetric.search.items import FileEmbedder, HasFingerprint, loaded
+from proxymetric.search.stored_vectors import stored_bytes
+from proxymetric.system.files import check_output, replacing
 from proxymetric.system.tensor_files import read_header, read_tensors, write_tensors
+from proxymetric.system.text import visible
+from proxymetric.system.unreadable import unreadable_lines
+
+
+class CuttableModel(FileEmbedder, Protocol):
+    """A model whose vectors can be cut; `pm.Model` is one."""
+
+    def cut_to(self, dim: int, *, warn: bool = True) -> CuttableModel:
+        """Return the same model with its vectors cut to their first dimensions."""
+        ...
 
 
 class VectorFile:
@@ -57,6 +72,123 @@ class VectorFile:
             raise ValueError(f"classes: got {len(classes)} for {len(names)} names, expected one for each")
         self.vectors, self.names, self.model, self.kind = vectors, list(names), model, kind
         self.classes = _folders(self.names) if classes is None else list(classes)
+        self.bad: dict[str, str] = {}
+        """images of the folder that were left out, each with the reason"""
+
+    @classmethod
+    def build(
+        cls,
+        out: str | Path,
+        images: str | Path,
+        model: CuttableModel | Callable[[], CuttableModel],
+        *,
+        dim: int | None = None,
+        vectors: str = "float32",
+        overwrite: bool = False,
+        say: Callable[[str], None] | None = None,
+        report: Callable[[str], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> VectorFile:
+        """Embed all images of a folder into one file: what `proxymetric embed` does.
+
+        Args:
+            out: the file, whose name ends in .safetensors; vectors of the same model are replaced.
+            images: the folder of images; subfolders are searched too.
+            model: the model; or a function that returns it, which is called when the other arguments were checked.
+            dim: the first dimensions that are kept; None: all.
+            vectors: how they are stored: "float32", "int8" or "binary".
+            overwrite: replace vectors of another model.
+            say: called with a sentence about each image that is left out.
+            report: called with a line about the file; None: `say` is.
+            progress: called with the number of images that are embedded, and their number.
+
+        Returns:
+            The vectors.
+
+        Raises:
+            ValueError: an argument is wrong, the file holds something else, or no image can be read.
+
+        Example:
+            >>> import proxymetric as pm
+            >>> model = pm.load("runs/birds")                                          # doctest: +SKIP
+            >>> stored = VectorFile.build("photos.safetensors", "photos", model)       # doctest: +SKIP
+        """
+        check_kind(vectors)
+        target = Path(out)
+        if target.suffix != ".safetensors":
+            raise ValueError(f"out: got {target}, expected a name that ends in .safetensors")
+        kind = "a file that `proxymetric embed` wrote"
+        file = check_output("out", target, kind, lambda earlier: cls.model_of(earlier) is not None)
+        _check_folder(Path(images))
+        whole = loaded(model)
+        cut = whole if dim is None else whole.cut_to(dim)
+        if file.exists() and not overwrite and cls.model_of(file) != cut.fingerprint():
+            raise ValueError(
+                f"out: got {target}, which holds vectors of another model; expected a new file, or --overwrite"
+            )
+        stored = cls.of_folder(images, cut, say=say, progress=progress)
+        stored.kind = vectors
+        stored.save(file)
+        if (tell := report or say) is not None:
+            size = f"{stored_bytes(stored.kind, stored.dim):,} bytes each ({stored.kind})"
+            tell(f"{len(stored)} vectors of {stored.dim} dimensions in {target}: {size}")
+        return stored
+
+    @classmethod
+    def of_folder(
+        cls,
+        images: str | Path,
+        model: FileEmbedder,
+        *,
+        say: Callable[[str], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> VectorFile:
+        """Embed all images of a folder that can be read; nothing is written.
+
+        Args:
+            images: the folder; subfolders are searched too.
+            model: the model.
+            say: called with a sentence about each image that is left out.
+            progress: called with the number of images that are embedded, and their number.
+
+        Raises:
+            ValueError: there is no image that can be read.
+        """
+        folder, tell = Path(images), say or (lambda sentence: None)
+        _check_folder(folder)
+        unlisted: dict[str, str] = {}
+        files = image_files(folder, unlisted)
+        for name, reason in unlisted.items():
+            tell(f"left out, cannot be listed: {name} ({reason})")
+        if not files:
+            raise ValueError(
+                f"images: got {folder}, which has no images; expected files that end in {', '.join(ENDINGS)}"
+            )
+        bad: dict[str, str] = {}
+        vectors, indices = model.embed(files, errors="skip", progress=progress, on_bad=bad.__setitem__)
+        for line in unreadable_lines([f"{visible(title)} ({reason})" for title, reason in bad.items()]):
+            tell(line)
+        if not indices:
+            raise ValueError(
+                f"images: got {len(files)} images, none of which can be read; expected images that can be decoded"
+            )
+        readable_files = [files[i] for i in indices]
+        classes = [path.relative_to(folder).parts[0] if path.parent != folder else "" for path in readable_files]
+        stored = cls(vectors, [str(path) for path in readable_files], model.fingerprint(), classes)
+        stored.bad = unlisted | bad
+        return stored
+
+    def check_model(self, model: HasFingerprint, file: Path) -> None:
+        """Refuse a model that did not make the vectors of a file.
+
+        Raises:
+            ValueError: the fingerprints differ.
+        """
+        if self.model != model.fingerprint():
+            raise ValueError(
+                f"images: got {file}, which holds vectors of another model; expected a file that `proxymetric embed` "
+                "wrote with this model"
+            )
 
     def __len__(self) -> int:
         return len(self.names)
@@ -154,6 +286,13 @@ class VectorFile:
             raise ValueError(
                 f"file of vectors: got {file}, expected a file that `proxymetric embed` wrote: {error}"
             ) from None
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse what is not a folder."""
+    if not folder.is_dir():
+        hint = "" if folder.exists() else neighbour(folder, Path.is_dir)
+        raise ValueError(f"images: got {folder}, which is not a folder; expected a folder of images{hint}")
 
 
 def _folders(names: Sequence[str]) -> list[str]:

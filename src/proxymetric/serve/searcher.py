@@ -15,9 +15,9 @@ import torch
 from PIL import Image as PillowImage
 from torch import Tensor
 
-from proxymetric.models.hub_client import is_address
-from proxymetric.models.load import is_run, load
+from proxymetric.models.load import load
 from proxymetric.models.model import Model
+from proxymetric.models.place import Place, RunFolder, SlimFile, place_of
 from proxymetric.models.proxies import RunProxies, load_proxies
 from proxymetric.search import Answer, Hit, Index
 from proxymetric.search.manifest import FILE
@@ -242,7 +242,7 @@ def model_of(index: Index, run: str | Path | None, device: str | None) -> Model:
         ValueError: the run is unknown or missing, or it is not the one that made the index.
     """
     place = run_of(index, run)
-    weights = index.manifest.run.get("weights") if Path(place).is_file() else None
+    weights = index.manifest.run.get("weights") if isinstance(place, SlimFile) else None
     model = load(place, which_of(index, place), device, weights)
     if index.dim < model.dim:
         model = model.cut_to(index.dim, warn=False)
@@ -250,8 +250,8 @@ def model_of(index: Index, run: str | Path | None, device: str | None) -> Model:
     return model
 
 
-def run_of(index: Index, run: str | Path | None) -> str | Path:
-    """Return where the run that made an index is: a path, or an address on the hub.
+def run_of(index: Index, run: str | Path | None) -> Place:
+    """Return where the run that made an index is: a folder or a file, or an address on the hub.
 
     Args:
         index: the index.
@@ -263,12 +263,12 @@ def run_of(index: Index, run: str | Path | None) -> str | Path:
     source = index.manifest.run
     if run is None and not source.get("run"):
         raise ValueError(f"--run: got none, and {index.folder} does not say which run made it; expected a run")
-    place = source["run"] if run is None else run
-    if not is_address(place) and not Path(place).exists():
+    place = place_of(source["run"] if run is None else run)
+    if not place.exists():
         raise ValueError(f"--run: {place}, which made {index.folder}, is missing; expected its new place with --run")
     return place
 
 
-def which_of(index: Index, run: str | Path) -> str:
+def which_of(index: Index, run: Place) -> str:
     """Return which model of a run made an index; a slim file and a shared model hold a single one."""
-    return index.manifest.run.get("which", "best") if is_run(run) else "best"
+    return index.manifest.run.get("which", "best") if isinstance(run, RunFolder) else "best"

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -78,25 +79,32 @@ class PatientProtocol(H11Protocol):
             self.transport.close()
 
 
-def serve(settings: Settings, announce: Callable[[int], None] = lambda port: None) -> None:
+def serve(settings: Settings, announce: Callable[[str], None] = lambda address: None) -> None:
     """Serve an index until the process is told to stop (Ctrl-C or SIGTERM); running requests are finished.
 
     Args:
         settings: the settings.
-        announce: called with the port as soon as the service listens there.
+        announce: called with the address of the page as soon as the service listens there.
 
     Raises:
         ValueError: the service cannot listen at its address, or the index or its model cannot be opened.
     """
+    uri = Index(settings.index).manifest.engine.get("uri", "://")
+    if settings.workers > 1 and "://" not in uri:
+        raise ValueError(
+            f"workers: got {settings.workers}, expected 1 for vectors in {uri}, which one process opens at a time; "
+            "several use a server: `milvus-lite server`"
+        )
     _allow_many_connections()
     _share_free_memory()
     place = bind(settings)  # before the model is loaded, which takes a while
     port = place.getsockname()[1]
+    address = address_of(settings, port)
     with place:
         if settings.workers == 1:
             config = uvicorn.Config(create_app(settings), **options_of(settings))
             with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
-                _AnnouncingServer(config, lambda: announce(port)).run(sockets=[place])
+                _AnnouncingServer(config, lambda: announce(address)).run(sockets=[place])
             return
         # The processes could refuse a model only with tracebacks, and would be started again and again.
         model_of(Index(settings.index), settings.run, settings.device)
@@ -104,9 +112,20 @@ def serve(settings: Settings, announce: Callable[[int], None] = lambda port: Non
             settings.to_environment()
             os.environ[FOLDER_VARIABLE] = folder
             host = place.getsockname()[0]
-            threading.Thread(target=_announce_later, args=(host, port, announce), daemon=True).start()
+            threading.Thread(target=_announce_later, args=(host, port, partial(announce, address)), daemon=True).start()
             place.close()  # the processes share a socket that uvicorn binds
             run_processes(settings, port)
+
+
+def address_of(settings: Settings, port: int) -> str:
+    """Return the address of the page, as a browser on this machine opens it.
+
+    Example:
+        >>> address_of(Settings("shop.index", host="0.0.0.0"), 8000), address_of(Settings("shop.index", host="::1"), 80)
+        ('http://127.0.0.1:8000/', 'http://[::1]:80/')
+    """
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
 def run_processes(settings: Settings, port: int) -> None:
@@ -176,14 +195,14 @@ class _AnnouncingServer(uvicorn.Server):
         self._announce()
 
 
-def _announce_later(host: str, port: int, announce: Callable[[int], None]) -> None:
+def _announce_later(host: str, port: int, announce: Callable[[], None]) -> None:
     """Announce the service as soon as one of several processes listens."""
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end:
         with contextlib.suppress(OSError):
             socket.create_connection((here, port), timeout=2).close()
-            announce(port)
+            announce()
             return
         time.sleep(0.2)
 

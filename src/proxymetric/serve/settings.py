@@ -65,7 +65,7 @@ class Settings:
                 raise ValueError(f"{name}: got {getattr(self, name)}, expected at least 1")
         for name in ("seconds", "receive_seconds", "decode_seconds"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name}: got {getattr(self, name)}, expected more than 0")
+                raise ValueError(f"{name}: got {getattr(self, name):g}, expected more than 0")
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port: got {self.port}, expected a number in 0..65535")
 

@@ -27,8 +27,8 @@ def proxies(classes: int, dim: int, per_class: int = 1, init: str = "kaiming", t
     Args:
         classes: C.
         dim: D.
-        per_class: K.
-        init: a name of `INITIALISATIONS`.
+        per_class: K proxies per class.
+        init: initialisation of the proxies, a name of `sources.INITIALISATIONS`.
         touched: the proxies that a step reads and moves. "all": `LearnedProxies`, trained by the run's optimiser.
             "batch": `RowProxies` of the classes in the batch, so that the cost of a step does not grow with C. A
             number in (0, 1): `RowProxies` of the batch's classes and of this share of the classes, drawn at each step.

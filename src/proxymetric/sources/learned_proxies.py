@@ -30,7 +30,7 @@ INITIALISATIONS: dict[str, Callable[[Tensor, int], Tensor]] = {
 length, the step size does not"""
 MAX_NUMBERS_PER_CHUNK = 2**22
 """numbers that are drawn at once, where most rows belong to other processes"""
-ROWS_PER_BLOCK = 16
+ROWS_PER_DRAW = 16
 """torch draws normal numbers on a CPU in blocks of 16: other chunks than whole blocks would give other numbers"""
 
 
@@ -75,7 +75,7 @@ def _chunks(rows: int, dim: int, device: torch.device) -> Iterator[tuple[int, in
     The last chunk has the rest of the rows, too: a draw of fewer than 16 numbers would give other numbers. On other
     devices than a CPU, the numbers depend on the size of a draw, so that there is one chunk.
     """
-    step = max(ROWS_PER_BLOCK, MAX_NUMBERS_PER_CHUNK // dim // ROWS_PER_BLOCK * ROWS_PER_BLOCK)
+    step = max(ROWS_PER_DRAW, MAX_NUMBERS_PER_CHUNK // dim // ROWS_PER_DRAW * ROWS_PER_DRAW)
     if device.type != "cpu":
         step = rows
     starts = range(0, max(1, rows - step + 1), step)

@@ -59,7 +59,7 @@ class Turns(NamedTuple):
         return Turns(classes, place, samples)
 
 
-class Plan(NamedTuple):
+class Accumulation(NamedTuple):
     """How a batch is accumulated."""
 
     classes: Tensor
@@ -121,17 +121,18 @@ class SemanticProxies(Source):
         dim: D.
         accumulate: the cell, a key of `ACCUMULATORS`: "gru", "ema", "ema-mean", "gru-tanh", "rnn", "lstm",
             "attention".
-        lam: weight of the past in the moving averages, in [0, 1].
-        a: share of the free proxies, in [0, 1].
+        lam: weight of the past in the moving averages, in [0, 1]; 0.8 in the released code.
+        a: share of the free proxies, in [0, 1] (Eq. 8).
         prompts: m, the prompts of each class in the first block, at least 1.
         depth: number of blocks with class prompts; None: all blocks.
-        step: block i has `m - step i` prompts, at least 0.
+        step: each block has this many prompts fewer than the block before it: block i has `m - step i`, at least 0.
         class_prompts: "only": class prompts replace the encoder's own prompts (the code that made the paper's tables);
             "with_shared": class prompts follow the encoder's own prompts (the paper's text).
-        normalise_every: when P is normalised: after each "step" (Eq. 7) or each "batch" (released code).
-        normalise_free: True: O has unit length in Eq. 8, so that a is the ratio of the mixture. False (released code):
-            O keeps its length; the share of P is then `(1 - a) / (1 - a + a |O|)`, which starts above 1 - a and falls
-            as O grows.
+        normalise_every: when P, the accumulated proxies, are normalised: after each "step" (Eq. 7) or each "batch"
+            (released code).
+        normalise_free: True: O, the free proxies, have unit length in Eq. 8, so that a is the ratio of the mixture.
+            False (released code): O keeps its length; the share of P is then `(1 - a) / (1 - a + a |O|)`, which starts
+            above 1 - a and falls as O grows.
         dropout: on each new state, in [0, 1).
         source: what is accumulated. "prompts": the second pass with class prompts. The others need no class prompts
             (Table 5): "sample": the blocks without prompts and without gradient, then the head; "encoder": the
@@ -346,13 +347,13 @@ class SemanticProxies(Source):
         figures["gate z"] = None if gate is None else gate / GATE_UNIT
         return {name: value for name, value in figures.items() if value is not None}
 
-    def _plan(self, labels: Tensor) -> Plan:
+    def _plan(self, labels: Tensor) -> Accumulation:
         """The plan of a batch; it is made in host memory, where a large prompt table lies."""
         host_labels = labels.cpu()
         host_turns = turns(host_labels, self._random(len(host_labels)))
-        return Plan(host_turns.classes, host_turns.on(self.stored.device))
+        return Accumulation(host_turns.classes, host_turns.on(self.stored.device))
 
-    def _samples(self, ctx: Context, plan: Plan) -> Tensor:
+    def _samples(self, ctx: Context, plan: Accumulation) -> Tensor:
         """The vector of each sample before it is normalised and accumulated, (B, D)."""
         if self.source == "encoder":
             return ctx.embeddings.to(self.stored)
@@ -376,7 +377,7 @@ class SemanticProxies(Source):
                 features = ctx.encode.features(images, prompts=[None] * blocks or None)
         return self.head(features.to(self.stored.dtype))
 
-    def prompts_of(self, plan: Plan, rows: slice | None = None) -> ClassPrompts:
+    def prompts_of(self, plan: Accumulation, rows: slice | None = None) -> ClassPrompts:
         """The class prompts of each sample.
 
         Args:

@@ -36,18 +36,18 @@ class VariationalProxies(Source):
     Args:
         classes: C.
         dim: D.
-        per_class: K.
-        tau: weight of the KL divergence, at least 0 (0.01 on CUB, 0.001 on SOP and In-Shop).
-        newton_steps: M, 10 in the paper. 0 makes mu and log sigma ordinary parameters, which the run's optimiser trains
-            on tau KL + L (the paper's choice for SOP and In-Shop).
-        gradient_steps: number of Adam steps on the batch, instead of Newton steps.
-        gradient_lr: learning rate of these Adam steps, above 0.
-        sample: False: compare with mu, without noise.
-        floor: smallest sigma, above 0.
+        per_class: K proxies per class.
+        tau: >= 0; weight of the KL divergence; 0.01 on CUB and Cars, 0.001 on SOP and In-Shop.
+        newton_steps: M Newton steps on q per batch; 10 in the paper. 0 makes mu and log sigma ordinary parameters,
+            which the run's optimiser trains on tau KL + L (the paper's choice for SOP and In-Shop).
+        gradient_steps: Adam steps on q per batch, instead of Newton steps.
+        gradient_lr: > 0; learning rate of these Adam steps.
+        sample: whether the proxies are drawn from q; False compares with mu, without noise.
+        floor: > 0; the smallest sigma.
         halving: whether each step is limited so that sigma keeps at least half its value. Without this limit and with a
             small tau, the first batches drive sigma to its floor, where the KL divergence holds mu fixed (`figures`
             counts this). With a tau far below 0.001, sigma diverges instead.
-        damping: added to the curvature, at least 0.
+        damping: >= 0; added to the curvature in a Newton step.
         prior_lag: number of batches, at least 1: the prior of the KL divergence is q of that many batches ago (the
             paper: 1).
         init: the first mu: "zero" or a name of `INITIALISATIONS`. None: "zero", or "kaiming" if sample is False,

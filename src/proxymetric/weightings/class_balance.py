@@ -13,10 +13,10 @@ from torch import Tensor
 from proxymetric.arguments.checks import above_zero, at_least_zero
 from proxymetric.arguments.signatures import did_you_mean
 from proxymetric.core.pair_weights import PairWeights, equal_pairs
-from proxymetric.core.pieces import Commit, Context, Loss, References, Weighting, nothing
+from proxymetric.core.pieces import Commit, Context, Loss, References, Source, Weighting, nothing
 
 Numbers = Sequence[float] | np.ndarray | Tensor
-PerClass = Numbers | str | None
+ClassNumbers = Numbers | str | None
 """a number for each class, "frequency", or None"""
 
 
@@ -31,9 +31,11 @@ class ClassBalance(Weighting):
 
     Args:
         classes: C.
-        weights: C numbers above 0, "frequency", or None: all classes count the same.
-        margins: C numbers of at least 0, "frequency", or None: the margin of the loss.
-        counts: C numbers of training images, for "frequency".
+        weights: how much a class counts in the mean: C numbers above 0, "frequency" (inverse, 1 on average), or None:
+            all the same.
+        margins: a margin for each class: C numbers of at least 0, "frequency" (`margin` for the rarest class, falling
+            with the fourth root of the number of images), or None: that of the loss.
+        counts: C numbers of training images, for "frequency"; `proxymetric train` counts them.
         margin: the margin of the rarest class, for margins="frequency".
 
     Example:
@@ -52,8 +54,8 @@ class ClassBalance(Weighting):
     def __init__(
         self,
         classes: int,
-        weights: PerClass = None,
-        margins: PerClass = None,
+        weights: ClassNumbers = None,
+        margins: ClassNumbers = None,
         counts: Numbers | None = None,
         margin: float = 0.0,
     ) -> None:
@@ -69,8 +71,9 @@ class ClassBalance(Weighting):
         self.register_buffer("weights", None if weights is None else _numbers("weights", weights, classes).float())
         self.register_buffer("margins", None if margins is None else _numbers("margins", margins, classes).float())
 
-    def check_loss(self, loss: Loss) -> None:
-        """Refuse margins that the loss itself would refuse."""
+    def check(self, loss: Loss, source: Source) -> None:
+        """Refuse also margins that the loss itself would refuse."""
+        super().check(loss, source)
         inner = cast(Any, getattr(loss, "loss", loss))  # that of `Nested`
         for margin in () if self.margins is None else {self.margins.min().item(), self.margins.max().item()}:
             try:
@@ -82,29 +85,6 @@ class ClassBalance(Weighting):
         equal = equal_pairs(self.classes, queries)
         weights = PairWeights(equal, equal, class_weights=self.weights, class_margins=self.margins, are_equal=True)
         return weights, nothing
-
-
-def balance(
-    classes: int,
-    weights: PerClass = None,
-    margins: PerClass = None,
-    counts: Numbers | None = None,
-    margin: float = 0.0,
-) -> ClassBalance | None:
-    """A `ClassBalance`, or None if neither weights nor margins are given.
-
-    Args:
-        classes: C.
-        weights: see `ClassBalance`.
-        margins: see `ClassBalance`.
-        counts: see `ClassBalance`.
-        margin: see `ClassBalance`.
-
-    Example:
-        >>> balance(3) is None
-        True
-    """
-    return None if weights is None and margins is None else ClassBalance(classes, weights, margins, counts, margin)
 
 
 def _known(images: Tensor | None, argument: str) -> Tensor:

@@ -28,8 +28,9 @@ class EmbeddingLengths(Weighting):
 
     Args:
         classes: C.
-        h: > 0; 0.333 in the paper: about two thirds of the scores lie between -0.333 and 0.333.
-        rate: in (0, 1]; share of a batch in mu and sigma; 0.01 in the paper.
+        h: > 0; how fast the score changes with the length; 0.333 in the paper: about two thirds of the scores lie
+            between -0.333 and 0.333.
+        rate: in (0, 1]; share of a batch in the running mean mu and deviation sigma; 0.01 in the paper.
 
     Example:
         >>> EmbeddingLengths(classes=3).mean

@@ -42,10 +42,10 @@ class InformativeSamples(Weighting):
         classes: number of training classes, C.
         dim: width of the embeddings, D.
         volume: V > 1; 100 in the paper.
-        h: > 0; 0.15 by default.
-        k: >= 0; 0.9 by default (released code: 0.4 on Cars, 0.1 on In-Shop).
-        lam: >= 0; 0.1 by default.
-        tau: >= 0; 1.5 by default.
+        h: > 0; scale of the learned similarity S (Eq. 10).
+        k: >= 0; how the band grows as S falls (Eq. 15); released code: 0.4 on Cars, 0.1 on In-Shop.
+        lam: >= 0; added to the length of the band (Eq. 15).
+        tau: >= 0; shifts where sigma falls (Eq. 17).
         memory: T embeddings kept; the paper does not state it, its code has 55,000.
         memory_epoch: epochs before the memory starts; 1 is the paper's second epoch (released code: 2).
         filter_epoch: epochs before the filter starts; 2 is the paper's third epoch (released code: 3).

@@ -54,7 +54,7 @@ def test_its_arguments_are_checked_and_saved(monkeypatch: pytest.MonkeyPatch) ->
         build(**TINY_VIT, tuning={"name": "ssf", "deviatoin": 0.5})
 
 
-def test_a_run_trains_counts_and_exports_it(photos: Path, tmp_path: Path, no_page: None) -> None:
+def test_a_run_trains_counts_and_exports_it(photos: Path, tmp_path: Path, only_training: None) -> None:
     torch.manual_seed(1)
     save_file(build("test_vit", dim=8, size=32, pretrained=False).backbone.state_dict(), tmp_path / "vit.safetensors")
     weights = str(tmp_path / "vit.safetensors")

@@ -324,7 +324,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_photos(tmp_path_factory.mktemp("few") / "photos", classes=6, images=6)
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_a_run_goes_on_bit_for_bit_and_moves_what_is_tuned(few: Path, tmp_path: Path) -> None:
     out, straight = tmp_path / "run", tmp_path / "straight"
     done = run(few, straight, watcher=Snapshot(5, straight, out), **VIT_RUN)
@@ -341,7 +341,7 @@ def test_a_run_goes_on_bit_for_bit_and_moves_what_is_tuned(few: Path, tmp_path: 
     assert done.result.parameters["trained"] == sum(tuned_parameters(encoder).values()) + proxies
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_the_command_line_tunes(few: Path, tmp_path: Path) -> None:
     vit = {key: value for key, value in VIT_RUN.items() if key != "encoder__tuning"} | {"train__epochs": 1}
     answer = proxymetric(*command(few, tmp_path / "run", "--tuning", "adapter+bitfit", **vit))

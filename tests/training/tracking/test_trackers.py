@@ -114,7 +114,7 @@ def logged(folder: Path) -> dict[int, dict[str, float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_mlflow_writes_the_curves_to_a_local_folder(photos, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow", reason="the extra `mlflow` is not installed")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -139,7 +139,7 @@ def test_mlflow_writes_the_curves_to_a_local_folder(photos, tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("only_training")
 def test_wandb_writes_the_curves_to_an_offline_folder(photos, tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="the extra `wandb` is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")

@@ -1,0 +1,51 @@
+"""Arguments that are images: one image, several, or a folder of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from proxymetric.system.text import visible
+
+ImagesFolder = Annotated[Path, typer.Argument(metavar="IMAGES", help="Folder of images; subfolders are searched too.")]
+ImageArgument = Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Image to find similar images for.")]
+
+
+def check_images(images: Sequence[Path], every: bool = False) -> None:
+    """Refuse folders, and files that are not there, before a model is loaded.
+
+    Args:
+        images: what should be image files.
+        every: refuse a single missing file; otherwise only if all are missing, and the others are searched.
+
+    Raises:
+        ValueError: see above.
+    """
+    from proxymetric.arguments.signatures import neighbour
+    from proxymetric.data.folders import ENDINGS
+
+    for image in images:
+        if image.is_dir():
+            patterns = (f"{folders}*{ending}" for folders in ("", "*/") for ending in ENDINGS)
+            example = next((pattern for pattern in patterns if next(image.glob(pattern), None) is not None), None)
+            such = f", such as {image / example}" if example else ""
+            raise ValueError(f"IMAGE: got {image}, which is a folder; expected image files{such}")
+    missing = [image for image in images if not image.exists()]
+    if missing and (every or len(missing) == len(images)):
+        hint = neighbour(missing[0], lambda each: each.name.lower().endswith(ENDINGS))
+        raise ValueError(f"IMAGE: got {visible(missing[0])}, which does not exist; expected an image file{hint}")
+
+
+def check_searched(place: Path) -> None:
+    """Refuse what `search --in` cannot search: a single image, or nothing."""
+    from proxymetric.arguments.signatures import neighbour
+    from proxymetric.data.folders import ENDINGS
+
+    expected = "expected a folder of images or a file of `embed`"
+    if place.is_file() and place.name.lower().endswith(ENDINGS):
+        raise ValueError(f"--in: got {place}, which is an image; {expected}; the form is: search RUN IMAGE --in IMAGES")
+    if not place.exists():
+        raise ValueError(f"--in: got {place}, which does not exist; {expected}{neighbour(place, Path.exists)}")

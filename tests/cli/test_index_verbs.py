@@ -1,0 +1,108 @@
+"""The verbs of an index: their forms, what replaced the earlier ones, their help and their JSON."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import textwrap
+
+import pytest
+from typer.core import TyperOption
+from typer.main import get_command
+
+from proxymetric.cli import app, identifying, searching, serving, trained
+from terminal import finished_run, proxymetric, refused
+
+VERBS = {
+    "index": searching.index, "search": searching.search, "serve": serving.serve, "embed": trained.embed,
+    "index add-class": identifying.add_class, "index remove": identifying.remove,
+}  # fmt: skip
+MOST_LINES = 40
+IN_ROOT = {"help", "weights", "device"}
+"""options that several verbs share"""
+
+
+@pytest.fixture(scope="module")
+def run(photos, tmp_path_factory):
+    return finished_run(photos, tmp_path_factory.mktemp("run") / "run")
+
+
+@pytest.fixture(scope="module")
+def index(run, photos, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("index") / "a.index"
+    answer = proxymetric("index", run, photos, "--out", folder, "--map", "none", "--json")
+    assert answer.code == 0, answer
+    content = json.loads(answer.out)
+    assert "80 images in" in answer.err, "messages leave standard output to the JSON"
+    assert {name: content[name] for name in ("index", "images", "added", "bad", "dim", "vectors", "engine")} == {
+        "index": str(folder), "images": 80, "added": 80, "bad": {}, "dim": 8, "vectors": "float32", "engine": "exact",
+    }  # fmt: skip
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("query", "run", "photos", "a.png"), "query is now: search RUN IMAGE --in IMAGES"),
+        (("identify", "a.index", "a.png"), "identify is now: search INDEX IMAGE --identify"),
+        (("add-class", "a.index", "wren", "a.png"), "add-class is now: index add-class INDEX NAME IMAGE"),
+        (("remove", "a.index", "a"), "remove is now: index remove INDEX ID"),
+    ],
+)
+def test_an_earlier_verb_names_the_new_one(words, sentence):
+    refused(proxymetric(*words), sentence)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_parses_calls_and_prints(verb):
+    function = ast.parse(textwrap.dedent(inspect.getsource(VERBS[verb]))).body[0]
+    assert isinstance(function, ast.FunctionDef)
+    body = function.body[1:]
+    assert body[-1].end_lineno - body[0].lineno < MOST_LINES
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_says_the_default_of_each_option(verb):
+    command = get_command(app).commands[verb]
+    options = [each for each in command.params if isinstance(each, TyperOption) and not each.is_flag]
+    silent = [
+        each.name
+        for each in options
+        if each.name not in IN_ROOT and each.default is None and "Default: " not in (each.help or "")
+    ]
+    assert not silent
+    answer = proxymetric(*verb.split(), "--help")
+    assert answer.code == 0
+    assert f"{verb} [OPTIONS]" in answer.out
+
+
+def test_an_index_may_be_made_by_a_run_that_is_called_remove(run, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "remove").symlink_to(run)
+    refused(proxymetric("index", "remove", photos), "manifest.json")
+    assert proxymetric("index", "./remove", photos, "--out", "a.index", "--map", "none").code == 0
+
+
+def test_options_of_another_form_are_refused(run, photos, index):
+    image = photos / "class0" / "0.png"
+    for words, sentence in (
+        (("--far", "0.1"), "--far: got it with an INDEX, expected it only with --identify"),
+        (("--identify", "-k", 3), "-k: got it with --identify, expected it only with an INDEX or --in IMAGES"),
+        (("--in", photos, "--where", "class=a"), "--where: got it with --in IMAGES, expected it only with an INDEX"),
+        (("--which", "last"), "--which: got it with an INDEX, expected it only with --in IMAGES"),
+        (("--in", photos, "--identify"), "--identify: got it with --in, expected an INDEX"),
+    ):
+        refused(proxymetric("search", index, image, *words), sentence)
+    refused(proxymetric("search", run, image), f"INDEX: got {run}, which is a model", "--in IMAGES")
+    refused(proxymetric("search", f"{index}s", image), "does not exist", f"did you mean '{index}'?")
+
+
+def test_embed_has_json(run, photos, tmp_path):
+    file = tmp_path / "a.safetensors"
+    answer = proxymetric("embed", run, photos, "--out", file, "--json")
+    assert answer.code == 0, answer
+    assert json.loads(answer.out) == {
+        "file": str(file), "images": 80, "dim": 8, "vectors": "float32", "bytes_per_vector": 32, "bad": {},
+    }  # fmt: skip
+    assert "80 vectors of 8 dimensions" in answer.err
