@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from proxymetric.arguments.written import source
 from proxymetric.cli.results import AsJson
 from proxymetric.cli.root import Device, RunOrFile, SlimWeights, Which, app, example, local, typed
 
@@ -14,7 +15,14 @@ if TYPE_CHECKING:
     from proxymetric.system.terminal import Terminal
 
 
+def _defaults() -> dict[str, Any]:
+    from proxymetric.training.options import TrainOptions
+
+    return source("runs/evaluate.py").defaults("evaluate_run") | {"metrics": TrainOptions.metrics}
+
+
 @app.command(
+    defaults=_defaults,
     short_help="Score a trained model on labelled images.",
     epilog=example(
         "proxymetric evaluate runs/birds",
@@ -32,29 +40,29 @@ def evaluate(
         typer.Option("--data", "-d", help="Labelled images, as for train. Default: the data of the run."),
     ] = None,
     metrics: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Separated by commas: R@K, P@K, P@R, MAP@R, MAP@K (divided by K, as in the papers), AP@K (the same "
             "sum divided by min(K, R), R relevant images), AP (of the whole ranking), MRR, MRR@K, nDCG@K, NMI, AMI, "
             "covering_radius, inter_class_distance; of all pairs EER (equal error rate) and FNMR@FMR=0.001 "
             "(genuine pairs rejected at that false-match rate)."
         ),
-    ] = "R@1,R@2,R@4,R@8,P@R,MAP@R,nDCG@8",
+    ] = None,
     layout: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Layout of --data: auto, folder, nested, csv, or a benchmark (cub, cars, sop, in-shop, inaturalist, "
             "omniglot, mnist)."
         ),
-    ] = "auto",
+    ] = None,
     split: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Classes to score: all, or the test, validation or train classes of the run's split. auto: the "
             "classes that the run was not trained on; of other data, its test images (test/), or all if it has none."
         ),
-    ] = "auto",
-    distance: Annotated[str, typer.Option(help="cosine or euclidean.")] = "cosine",
+    ] = None,
+    distance: Annotated[str | None, typer.Option(help="cosine or euclidean.")] = None,
     differs: Annotated[
         str | None,
         typer.Option(
@@ -109,13 +117,12 @@ def evaluate(
         raise ValueError("report, no-report: got both, expected one")
     from proxymetric.runs.evaluate import evaluate_run
 
+    names = None if metrics is None else [name.strip() for name in metrics.split(",")]
+    options = {"metrics": names, "layout": layout, "split": split, "distance": distance}
     evaluation = evaluate_run(
         run,
         data,
-        metrics=[name.strip() for name in metrics.split(",")],
-        layout=layout,
-        split=split,
-        distance=distance,
+        **{key: value for key, value in options.items() if value is not None},  # type: ignore[arg-type]
         differs=differs,
         against=against,
         untrained=untrained,

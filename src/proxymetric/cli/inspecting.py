@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from proxymetric.arguments.written import source
 from proxymetric.cli.results import AsJson
 from proxymetric.cli.root import Device, RunOrFile, SlimWeights, Which, app, example
 from proxymetric.system.unreadable import unreadable_lines
@@ -16,7 +17,12 @@ if TYPE_CHECKING:
     from proxymetric.inspection import Inspection
 
 
+def _defaults() -> dict[str, Any]:
+    return {"min_probability": source("inspection/wrong_labels.py").value("LISTED_FROM")}
+
+
 @app.command(
+    defaults=_defaults,
     short_help="Find wrong labels, duplicates and odd images in labelled images.",
     epilog=example(
         "proxymetric inspect runs/birds IMAGES",
@@ -39,8 +45,8 @@ def inspect(
     ] = None,
     layout: Annotated[str, typer.Option(help="Layout of IMAGES; see `evaluate`.")] = "auto",
     min_probability: Annotated[
-        float, typer.Option(help="List labels that are wrong with at least this probability.")
-    ] = 0.5,
+        float | None, typer.Option(help="List labels that are wrong with at least this probability.")
+    ] = None,
     untrained: Annotated[
         bool,
         typer.Option("--untrained", help="Use the encoder before training: it cannot have learned wrong labels."),
@@ -63,7 +69,7 @@ def inspect(
     from proxymetric.system.terminal import Terminal
 
     terminal = Terminal()
-    if not 0 < min_probability < 1:
+    if min_probability is not None and not 0 < min_probability < 1:
         raise ValueError(f"min-probability: got {min_probability}, expected a probability between 0 and 1")
     if untrained and weights is not None:
         raise ValueError("untrained, weights: got both, expected one")
@@ -72,7 +78,8 @@ def inspect(
     model = load_untrained(run, device) if untrained else load_model(run, which, device, weights)
     for note in (*data.notes, *unfinished(run), *([] if untrained else _trained_on(run, data))):
         terminal.say(note)
-    inspection = inspect_images(model, data, out=folder, listed_from=min_probability, watcher=terminal)
+    listed: dict[str, Any] = {} if min_probability is None else {"listed_from": min_probability}
+    inspection = inspect_images(model, data, out=folder, **listed, watcher=terminal)
     if as_json:
         terminal.dump(inspection.summary())
         return
