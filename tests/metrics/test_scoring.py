@@ -91,7 +91,7 @@ def settings_of_the_search(draw: st.DrawFn) -> dict[str, object]:
     return inside
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(problems(), settings_of_the_search(), st.sampled_from([None, None, 1, 5]), st.integers(1, 15))
 def test_ties_and_values_like_the_oracle(problem: dict, inside: dict, block: int | None, k: int) -> None:
     lists = oracle.results(problem["embeddings"], problem["gallery"], problem["distance"])
