@@ -37,7 +37,7 @@ FAR = 0.01
 
 
 @app.command(
-    short_help="Index a folder of images, so that it can be searched; add a class, or remove images.",
+    short_help="Index a folder of images for searches; add or remove some.",
     epilog=example(
         "proxymetric index runs/birds IMAGES --out birds.index",
         "proxymetric index runs/birds IMAGES --out birds.index --metadata items.csv",
@@ -162,7 +162,7 @@ def index(
 
 
 @app.command(
-    short_help="Find the images most similar to a given one, or say which class it is.",
+    short_help="Find the images most similar to a given one, or its class.",
     epilog=example(
         "proxymetric search birds.index unknown.jpg -k 5",
         "proxymetric search birds.index unknown.jpg --where class=wren --json",
