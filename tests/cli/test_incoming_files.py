@@ -67,7 +67,7 @@ def test_names_that_are_not_utf_8_in_a_real_process_with_a_report(tmp_path, data
         [*command, "--set", "data.validation=0.7"], capture_output=True, env=environment, check=False
     )
     assert answer.returncode == 0, answer.stderr
-    assert b"caf\\xe9.jpg" in answer.stdout
+    assert b"caf\\xe9.jpg" in answer.stderr
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "\ufffd" not in page
     assert "caf\\xe9.jpg could not be read" in page
@@ -127,16 +127,16 @@ def test_folders_and_files_that_may_not_be_read_are_named_and_counted(shared):
             assert answer.code == 0, answer
             assert (
                 f"folders that cannot be listed and are left out: 2, {hidden} (Permission denied), {inner}"
-                in answer.out
+                in answer.err
             )
-            assert f"{data}: folders without images: 1, empty" in answer.out
+            assert f"{data}: folders without images: 1, empty" in answer.err
             bad = read_json(shared / "run" / "result.json")["bad_images"]
             assert bad[str(hidden)] == bad[str(inner)] == bad[str(data / "class5" / "0.png")] == "Permission denied"
             answer = proxymetric("evaluate", shared / "run", "--data", data, "--no-report")
-            assert "left out: 2" in answer.out
+            assert "left out: 2" in answer.err
             answer = proxymetric("embed", shared / "run", data, "--out", shared / "x.safetensors")
-            assert f"left out, cannot be listed: {hidden} (Permission denied)" in answer.out
-            assert f"left out, cannot be read: {data / 'class5' / '0.png'} (Permission denied)" in answer.out
+            assert f"left out, cannot be listed: {hidden} (Permission denied)" in answer.err
+            assert f"left out, cannot be read: {data / 'class5' / '0.png'} (Permission denied)" in answer.err
         data.chmod(0)
         with nobody():
             answer = train(data, shared / "other")

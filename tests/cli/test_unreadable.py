@@ -42,7 +42,7 @@ def test_every_verb_leaves_out_a_jpeg_of_thousands_of_scans(run, photos, tmp_pat
         assert said in answer.out + answer.err
     answer = train(folder, tmp_path / "trained")
     assert answer.code == 0, answer
-    assert said in answer.out
+    assert said in answer.err
     answer = proxymetric("search", tmp_path / "a.index", bomb)
     assert answer.code == 1
     assert "20,006 scans" in answer.out + answer.err

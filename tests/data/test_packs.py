@@ -112,7 +112,7 @@ def test_a_run_and_an_inspection_take_a_pack(photos, tmp_path):
     out = tmp_path / "inspected"
     answer = proxymetric("inspect", run, pack, "--out", out)
     assert answer.code == 0, answer
-    assert f"cannot be read: {pack}#class0/2.png" in answer.err
+    assert f"cannot be read: {pack}#class0/2.png" in answer.out
     assert "80 images of 10 classes" in answer.out
     assert f"{pack}#class0/2.png,class0," in (out / "unreadable.csv").read_text()
     before = bytes_of(out / "vectors")

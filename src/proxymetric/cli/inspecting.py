@@ -82,6 +82,7 @@ def inspect(
     inspection = inspect_images(model, data, out=folder, **listed, watcher=terminal)
     if as_json:
         terminal.dump(inspection.summary())
+        terminal.say(f"page: {folder / PAGE}")
         return
     for line in (*report_lines(inspection), f"page: {folder / PAGE}"):
         terminal.print(line)
