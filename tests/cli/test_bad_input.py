@@ -451,7 +451,7 @@ def test_a_word_without_an_option_gets_the_option_of_the_data():
         answer = proxymetric(*words)
         assert answer.code == 2
         assert "(photos); did you mean '--data photos'?" in answer.err
-    for words in (("train", "--data", "photos", "more"), ("evaluate", "runs/k", "more")):
+    for words in (("train", "--data", "photos", "more"), ("export", "runs/k", "more")):
         assert "did you mean" not in proxymetric(*words).err
 
 
