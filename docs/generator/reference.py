@@ -10,6 +10,8 @@ from generator.scores import ROOT, table
 PACKAGE = ROOT / "src" / "proxymetric"
 HIDDEN = {"__init__", "__main__", "arguments", "cli", "system"}
 """modules without a page: internal helpers, and the command line, which has its own page"""
+EXTENDED = {"proxymetric.search.Index"}
+"""classes whose page also has the methods of the class that they extend"""
 FIRST = ("criterion", "papers", "losses", "sources", "weightings", "schemes", "core", "ops", "metrics")
 """the order of the first pages; the others follow by name"""
 
@@ -70,6 +72,8 @@ def part_page(name: str) -> str:
 
 def _directive(identifier: str, toplevel: bool = False, level: int = 2) -> str:
     options = f"    options:\n      heading_level: {level}\n"
+    if identifier in EXTENDED:
+        options += "      inherited_members: true\n"
     if toplevel:
         options += "      show_root_heading: false\n      show_root_toc_entry: false\n"
     return f"::: {identifier}\n{options}"

@@ -42,14 +42,18 @@ def test_python_builds_what_the_verb_builds(run, model, photos, built, tmp_path)
 
 
 def test_it_says_what_the_verb_says(run, model, photos, tmp_path):
-    said = []
-    index = pm.Index.build(tmp_path / "a.index", photos, model, map="none", say=said.append)
+    said, reported = [], []
+    index = pm.Index.build(tmp_path / "a.index", photos, model, map="none", say=said.append, report=reported.append)
     answer = proxymetric("index", run, photos, "--out", tmp_path / "b.index", "--map", "none")
-    lines = answer.out.replace("b.index", "a.index").splitlines()
-    without_times = [line.rsplit(", ", 1)[0] if "ms a query" in line else line for line in lines]
-    assert [line.rsplit(", ", 1)[0] if "ms a query" in line else line for line in said] == without_times[: len(said)]
-    assert lines[len(said)] == "next:"
+    messages, lines = (text.replace("b.index", "a.index").splitlines() for text in (answer.err, answer.out))
+    assert messages[: len(said)] == said
+    assert messages[len(said)] == "next:"
+    assert [_without_times(line) for line in lines] == [_without_times(line) for line in reported]
     assert (index.changed.added, index.changed.unchanged, index.changed.bad) == (80, 0, {})
+
+
+def _without_times(line):
+    return line.rsplit(", ", 1)[0] if "ms a query" in line else line
 
 
 def test_a_second_call_embeds_only_what_is_new(model, photos, tmp_path):

@@ -155,12 +155,12 @@ def test_an_index_that_cannot_be_opened_can_be_rebuilt(index, model, folder):
             file.unlink()
         with pytest.raises(ValueError, match=r"`proxymetric index --rebuild` makes (it|them) anew"):
             Index.open(index.folder)
-        assert counts(sync(open_to_rebuild(index.folder), model, folder, rebuild=True)) == (80, 0, 0, 0)
+        assert counts(sync(open_to_rebuild(Index, index.folder), model, folder, rebuild=True)) == (80, 0, 0, 0)
         assert contents(index.folder) == expected
     manifest = index.folder / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 3'))
     with pytest.raises(ValueError, match="a later version of proxymetric wrote it"):
-        open_to_rebuild(index.folder)
+        open_to_rebuild(Index, index.folder)
 
 
 def add_by_hand(index):
@@ -248,7 +248,7 @@ def test_an_index_that_cannot_be_opened_keeps_what_is_no_file(model, folder, tmp
     added = add_by_hand(index)
     points = next(index.folder.rglob("map.npy"))
     points.write_bytes(points.read_bytes()[:-1])
-    opened = open_to_rebuild(index.folder)
+    opened = open_to_rebuild(Index, index.folder)
     assert_there(opened, added)
     assert counts(sync(opened, model, folder, rebuild=True)) == (0, 80, 0, 2)
     assert_there(opened, added)
@@ -256,9 +256,9 @@ def test_an_index_that_cannot_be_opened_keeps_what_is_no_file(model, folder, tmp
     vectors.write_bytes(vectors.read_bytes()[:-1])
     before = bytes_of(index.folder)
     with pytest.raises(ValueError, match=r"vectors\.npy is damaged or missing, .* 2 items without .* --drop-added"):
-        open_to_rebuild(index.folder)
+        open_to_rebuild(Index, index.folder)
     assert bytes_of(index.folder) == before
-    assert len(open_to_rebuild(index.folder, drop_added=True)) == 0
+    assert len(open_to_rebuild(Index, index.folder, drop_added=True)) == 0
 
 
 def test_what_was_embedded_is_saved_every_few_seconds(model, folder, tmp_path, monkeypatch):

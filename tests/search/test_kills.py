@@ -52,7 +52,7 @@ def update(place: Path, engine: str) -> None:
 def rebuild(place: Path, engine: str) -> None:
     """Replace all vectors by those of another model, which has other dimensions."""
     batch = new_items(DIM + 2, IDS, vectors(2, DIM + 2), None, None, None)
-    open_to_rebuild(place / "a.index").change([batch], kept=set(), dim=DIM + 2, model="another")
+    open_to_rebuild(Index, place / "a.index").change([batch], kept=set(), dim=DIM + 2, model="another")
 
 
 CHANGES = {"index": make, "update": update, "rebuild": rebuild}

@@ -12,10 +12,10 @@ from proxymetric.search.manifest import Manifest
 from proxymetric.search.rows import Rows
 
 if TYPE_CHECKING:
-    from proxymetric.search.index import Index
+    from proxymetric.search.stored_index import StoredIndex
 
 
-def check_added(index: Index, model: str, ids: Sequence[str]) -> None:
+def check_added(index: StoredIndex, model: str, ids: Sequence[str]) -> None:
     """Refuse to rebuild an index whose added items cannot stay.
 
     Args:

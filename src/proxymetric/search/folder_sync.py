@@ -9,9 +9,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from PIL import Image
@@ -24,15 +24,16 @@ from proxymetric.data.folders import class_folders, image_files, part_folders
 from proxymetric.search.added_items import check_added, rescue_added
 from proxymetric.search.batches import Batch, unit_rows
 from proxymetric.search.generation import commit, damaged_items, open_without_engine
-from proxymetric.search.index import Index
-from proxymetric.search.items import Embedder
+from proxymetric.search.items import Changed, Embedder
 from proxymetric.search.manifest import Manifest, is_index
 from proxymetric.search.rows import CLASS_COLUMN, as_metadata
 from proxymetric.search.staging import Staging
+from proxymetric.search.stored_index import StoredIndex
 from proxymetric.system.files import printable
 from proxymetric.system.lock import locked
 from proxymetric.system.text import visible
 
+AnIndex = TypeVar("AnIndex", bound=StoredIndex)
 THUMBNAIL_PIXELS = 160
 THUMBNAIL_QUALITY = 82
 PART_IMAGES = 4_096
@@ -58,29 +59,16 @@ class Photo(NamedTuple):
     """size and time of the last change"""
 
 
-@dataclass
-class Changed:
-    """What `sync` did: numbers of images, and the files that cannot be read."""
-
-    added: int = 0
-    updated: int = 0
-    deleted: int = 0
-    unchanged: int = 0
-    continued: int = 0
-    """images that an earlier call, which was stopped, had embedded already"""
-    bad: dict[str, str] = field(default_factory=dict)
-    """ids of files that cannot be read, with the reason"""
-    absent: list[str] = field(default_factory=list)
-    """files that the metadata names and the index does not have"""
-
-
-def open_to_rebuild(folder: str | Path, engine: Mapping[str, Any] | None = None, *, drop_added: bool = False) -> Index:
+def open_to_rebuild(
+    kind: type[AnIndex], folder: str | Path, engine: Mapping[str, Any] | None = None, *, drop_added: bool = False
+) -> AnIndex:
     """Open an index that will be rebuilt.
 
     If only its engine or map is damaged, these are made anew. If vectors, items or thumbnails are damaged, the index is
     emptied; items that are no files stay in it, because no folder has them.
 
     Args:
+        kind: the class of the index.
         folder: the folder of the index.
         engine: the engine of the index that is emptied; None: the one that it has.
         drop_added: items that are no files do not stay.
@@ -91,7 +79,7 @@ def open_to_rebuild(folder: str | Path, engine: Mapping[str, Any] | None = None,
     """
     folder = Path(folder)
     with contextlib.suppress(ValueError, OSError):
-        index = Index(folder)
+        index = kind(folder)
         index.verify()
         return index
     with locked(folder):
@@ -101,11 +89,11 @@ def open_to_rebuild(folder: str | Path, engine: Mapping[str, Any] | None = None,
             commit(folder, new, None, [] if drop_added else rescue_added(folder, manifest), {})
         else:
             commit(folder, new, open_without_engine(folder, manifest), [], {})
-    return Index(folder)
+    return kind(folder)
 
 
 def sync(
-    index: Index,
+    index: StoredIndex,
     model: Embedder,
     images: str | Path,
     *,
@@ -214,7 +202,7 @@ def sync(
     return result
 
 
-def check_same_folder(index: Index, images: Path, files: Sequence[Path]) -> None:
+def check_same_folder(index: StoredIndex, images: Path, files: Sequence[Path]) -> None:
     """Refuse a folder that would take the place of another one, whose images would drop out of the index.
 
     A folder that was moved holds the same files, and is not refused.
@@ -431,7 +419,7 @@ def _current(parts: Sequence[Batch], versions: set[tuple[str, str]]) -> list[Bat
     return current
 
 
-def _relabelled(index: Index, images: Sequence[Photo], photos: Path) -> set[str]:
+def _relabelled(index: StoredIndex, images: Sequence[Photo], photos: Path) -> set[str]:
     """The ids of files whose label in the index is the name of their class folder, by the layout of the index."""
     try:
         class_of = class_rule(photos, index.manifest.layout)
@@ -444,7 +432,7 @@ def _relabelled(index: Index, images: Sequence[Photo], photos: Path) -> set[str]
 
 def _described(
     part: Batch,
-    index: Index,
+    index: StoredIndex,
     known: Container[str],
     labels: Mapping[str, str | None],
     metadata: Mapping[str, Mapping[str, Any]] | None,
@@ -476,7 +464,7 @@ def _label_and_metadata(values: Mapping[str, Any] | None, label: str | None) -> 
 
 
 def _edits(
-    index: Index,
+    index: StoredIndex,
     ids: Sequence[str],
     labels: Mapping[str, str | None],
     metadata: Mapping[str, Mapping[str, Any]] | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -135,3 +136,19 @@ class LabelledItems(Protocol):
     def vector(self, item: str) -> Tensor:
         """Return the vector (D,) of an item."""
         ...
+
+
+@dataclass
+class Changed:
+    """What `sync` did: numbers of images, and the files that cannot be read."""
+
+    added: int = 0
+    updated: int = 0
+    deleted: int = 0
+    unchanged: int = 0
+    continued: int = 0
+    """images that an earlier call, which was stopped, had embedded already"""
+    bad: dict[str, str] = field(default_factory=dict)
+    """ids of files that cannot be read, with the reason"""
+    absent: list[str] = field(default_factory=list)
+    """files that the metadata names and the index does not have"""

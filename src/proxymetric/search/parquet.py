@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from proxymetric.search.index import Index
+from proxymetric.search.stored_index import StoredIndex
 from proxymetric.system.files import check_output, replacing
 
 ROWS_PER_GROUP = 8_192
@@ -28,7 +28,7 @@ def check_parquet(file: str | Path) -> Path:
     return check_output("--parquet", Path(file), "a Parquet file", _is_parquet)
 
 
-def write_parquet(index: Index, file: str | Path) -> Path:
+def write_parquet(index: StoredIndex, file: str | Path) -> Path:
     """Write the columns `id`, `class`, `metadata` (JSON) and `vector` (float32, of unit length), some rows at a time.
 
     Args:

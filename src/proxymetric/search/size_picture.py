@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from proxymetric.plots import write_small_vectors
-from proxymetric.search.index import Index
 from proxymetric.search.manifest import FILE as MANIFEST
 from proxymetric.search.measuring import FIRST, Sample, drawn_rows, measure_sizes
+from proxymetric.search.stored_index import StoredIndex
 
 PICTURE = "vectors.png"
 """the file in the folder of an index"""
 
 
-def draw_sizes(index: Index, nested: Sequence[int] = ()) -> Path | None:
+def draw_sizes(index: StoredIndex, nested: Sequence[int] = ()) -> Path | None:
     """Draw bytes of a vector against MAP@R (without labels, against recall@10) into the folder of an index.
 
     Vectors of 32 bits are measured with fewer bits too, and cut to the sizes that their model was trained for. Smaller
