@@ -83,6 +83,7 @@ LAYERS: dict[str, set[str]] = {
         "weightings",
     },
     "cli": {
+        "__init__",
         "arguments",
         "data",
         "features",
@@ -124,8 +125,10 @@ def imports(file: Path) -> set[str]:
 
 
 def ours(file: Path) -> set[str]:
-    """The other parts of the package that a file imports."""
+    """The other parts of the package that a file imports; `import proxymetric` imports its face."""
     parts = {name.split(".")[1] for name in imports(file) if name.startswith("proxymetric.")}
+    if "proxymetric" in imports(file):
+        parts.add("__init__")
     return {part for part in parts if (PACKAGE / part).is_dir() or (PACKAGE / f"{part}.py").is_file()} - {unit(file)}
 
 

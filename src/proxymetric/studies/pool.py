@@ -14,8 +14,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import proxymetric
-
 ENDED = "the worker"
 """how the report on a process that has ended begins"""
 TAIL_LINES = 12
@@ -124,7 +122,7 @@ def tail(file: Path, lines: int = TAIL_LINES) -> str:
 
 def worker_environment(jobs: int, extra: dict[str, str]) -> dict[str, str]:
     """The environment variables of workers: path of the package, share of the cores, share of the memory."""
-    home = str(Path(proxymetric.__file__).resolve().parent.parent)
+    home = str(Path(__file__).resolve().parents[2])
     paths = [home, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     defaults = {
