@@ -67,7 +67,7 @@ def test_the_untrained_model_is_a_candidate(letters, tmp_path):
     [
         (
             {"protocol": "paper"},
-            r"protocol: got 'paper', expected one of held-out, last, papers; did you mean 'papers'\?",
+            r"protocol: got 'paper', expected one of held-out, last, papers, mlrc; did you mean 'papers'\?",
         ),
         ({"protocol": "papers", "train__refit": True}, "train.refit: got true with protocol 'papers'"),
         ({"protocol": "papers", "data__test": "none"}, "chooses the epoch on the test classes, but photos has none"),

@@ -321,7 +321,7 @@ def check(raw: Mapping[str, Any]) -> Recipe:
             "protocol: got 'mlrc', which trains several models; expected it as `proxymetric train --protocol mlrc`, or "
             "in Python `proxymetric.runs.mlrc.mlrc`"
         )
-    one_of("protocol", protocol, PROTOCOLS)
+    one_of("protocol", protocol, (*PROTOCOLS, MLRC))
     for key in raw:
         if key not in TOP_DEFAULTS and key not in TABLES:
             raise ValueError(f"recipe: got the key {key!r}, expected {_expected_key(key, builders)}")
