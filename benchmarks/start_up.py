@@ -46,11 +46,13 @@ MIN_SHARE = 0.02
 
 def commands() -> dict[str, list[str]]:
     """Return the arguments of Python for each measurement."""
-    from proxymetric.cli import VERBS
+    from typer.main import get_command
 
-    verbs = [verb.__name__.replace("_", "-") for verb in VERBS]
+    from proxymetric.cli import app
+
     package = {"import proxymetric": ["-c", "import proxymetric"], "--help": ["-m", "proxymetric", "--help"]}
-    package |= {f"{verb} --help": ["-m", "proxymetric", verb, "--help"] for verb in verbs}
+    verbs = get_command(app).commands  # type: ignore[attr-defined]
+    package |= {f"{verb} --help": ["-m", "proxymetric", *verb.split(), "--help"] for verb in verbs}
     return BARE | package | {NEEDS_TORCH: ["-c", CRITERION]}
 
 

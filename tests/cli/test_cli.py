@@ -328,7 +328,7 @@ def test_query_refuses_vectors_of_another_model(run, photos, embedded, tmp_path)
     other = tmp_path / "other.safetensors"
     VectorFile(index.vectors, index.names, model.fingerprint()).save(other)
     answer = proxymetric("search", run, next(photos.rglob("*.png")), "--in", other)
-    refused(answer, str(other), "which holds vectors of another model", "wrote with this model")
+    refused(answer, str(other), f"which holds vectors of a model other than {run}")
 
 
 def test_embed_names_what_it_leaves_out(run, photos, tmp_path):

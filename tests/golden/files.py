@@ -22,7 +22,7 @@ MEASURED = {"versions", "machine", "commit", "finished"}
 
 
 def files(variant: str) -> dict[str, Any]:
-    """`run.json` and `result.json` of a run: all keys in their order, all settings, the kinds of measured values."""
+    """`run.json` and `result.json` of a run: all keys, all settings, the kinds of measured values."""
     with tempfile.TemporaryDirectory() as folder:
         settings = SETTINGS | VARIANTS[variant]
         run = train("glyphs:6", out=Path(folder) / "run", settings=settings, watcher=Silent(), report=False)

@@ -271,7 +271,7 @@ def test_few_classes(photos, tmp_path, method):
     for file in [*two.rglob("[1-9].png")]:
         file.unlink()
     with pytest.raises(
-        ValueError, match="images: got 2 classes of one image each, expected at least one class with two"
+        ValueError, match="data: got one image of each of the 2 classes, expected classes of two images or more"
     ):
         run(two, tmp_path / "single", method=method, data__validation=0)
 

@@ -24,7 +24,7 @@ def load_registry(package: str, places: Mapping[str, str]) -> dict[str, Any]:
         ValueError: a line of the registry names a file or an object that does not exist.
 
     Example:
-        >>> load_registry("proxymetric", {"any registry": "registry:load_registry"})["any registry"].__name__
+        >>> load_registry("proxymetric.arguments", {"any registry": "registry:load_registry"})["any registry"].__name__
         'load_registry'
     """
     objects = {}
