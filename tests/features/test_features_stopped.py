@@ -81,9 +81,9 @@ def test_on_the_command_line(tmp_path, number, default_handlers):
     while not list((tmp_path / "cache").rglob("*.safetensors")):
         assert process.poll() is None
     process.send_signal(number)
-    text, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=60)
     assert process.returncode == 130, error
-    assert re.search(r"the features of \d+ of \d+ images are kept", text)
+    assert re.search(r"the features of \d+ of \d+ images are kept", error)
     assert "Traceback" not in error
     assert not (tmp_path / "run").exists(), "the same command starts the run"
 

@@ -187,8 +187,8 @@ JSON_VALUES: tuple[Any, ...] = (None, True, 0, -1, 1, 2.5, 1e308, 10**30, float(
                                 "ß\u0000\ud800",
                                 "../../x", "/etc/passwd", [], [1], ["x"], {}, {"a": 1}, [[[]]], 2**31,
                                 2**63)  # fmt: skip
-UNCHANGED_OPTIONS = {"--help", "-h", "--open", "--device", "--uri", "--serve"}
-"""options that open a browser, need a server or a GPU"""
+UNCHANGED_OPTIONS = {"--help", "-h", "--open", "--device", "--uri", "--serve", "--verbose", "-v"}
+"""options that open a browser, need a server or a GPU, or print a traceback before the sentence"""
 SLOW_OPTIONS = {"epochs", "jobs", "folds", "minutes"}
 
 
@@ -543,10 +543,10 @@ def file_of(random: Random, root: Path) -> Words:
         file = random.choice(files)
         # A line that reads the changed file: most of them read one of these only.
         if file.parent.name == "hub" or file.name == "vectors.safetensors":
-            name = random.choice(("query vectors", "embed a pack"))
+            name = random.choice(("search in vectors", "embed a pack"))
         elif file.name == "slim.safetensors":
             name = random.choice(("evaluate against", "embed a pack"))
-        elif name in ("query vectors", "embed a pack"):
+        elif name in ("search in vectors", "embed a pack"):
             name = "resume"
         elif name == "report" and random.random() < 0.5:
             name = "evaluate"
