@@ -27,12 +27,12 @@ lint: $(READY)
 test: lint test-quick
 
 test-quick: $(READY)
-	$(PYTEST) -m "not slow and $(ELSEWHERE)"
+	$(PYTEST) -m "not slow and not release and $(ELSEWHERE)"
 
 test-slow: $(READY)
-	$(PYTEST) -m "slow and $(ELSEWHERE)"
+	$(PYTEST) -m "slow and not release and $(ELSEWHERE)"
 
-# Before a release: every case of the tests of which `make test-slow` draws some.
+# Before a release: every case of the tests of which `make test-slow` draws some, and the programs of benchmarks/.
 test-all: $(READY)
 	PROXYMETRIC_TEST_SHARE=1 PROXYMETRIC_CAMPAIGN=1 $(PYTEST) -m "$(ELSEWHERE)"
 

@@ -144,7 +144,7 @@ class TestPairs:
 
 @needs_peer
 class TestPeer:
-    @pytest.mark.slow
+    @pytest.mark.release
     def test_cells_are_added_to_the_file(self, tmp_path):
         out = tmp_path / "peer.json"
         arguments = ("--device", "cpu", "--tiny", "--rounds", "2", "--seconds", "0", "--out", str(out))
@@ -172,7 +172,7 @@ class TestPeer:
 
 @needs_peer
 class TestLosses:
-    @pytest.mark.slow
+    @pytest.mark.release
     def test_each_number_of_threads_has_its_cells_and_other_parts_stay(self, tmp_path):
         out = tmp_path / "losses.json"
         out.write_text(json.dumps({"losses": {"kept": 1}}))
@@ -205,7 +205,7 @@ class TestLosses:
 
 
 class TestStartUp:
-    @pytest.mark.slow
+    @pytest.mark.release
     def test_fresh_processes_are_timed(self, tmp_path):
         out = tmp_path / "start-up.json"
         run(
@@ -248,7 +248,7 @@ class TestGrowth:
         assert exponent([(n, 5.0 * n**1.5) for n in (1, 10, 100)]) == 1.5
         assert exponent([(1, 1.0), (2, 2.0)]) is None
 
-    @pytest.mark.slow
+    @pytest.mark.release
     def test_curves_are_added_to_the_file(self, tmp_path):
         out = tmp_path / "growth.json"
         arguments = ("--tiny", "--rounds", "2", "--point-seconds", "60", "--out", str(out), "--curves")

@@ -45,7 +45,7 @@ def test_the_faults_are_those_that_are_counted(benchmark, photos, tmp_path):
     assert np.array_equal(again.images.labels, truth.images.labels)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_record(benchmark, photos, tmp_path):
     options = argparse.Namespace(
         data=photos, layout="auto", backbone="small", weights=None, size=16, batch=16, seeds=1, trained_seeds=0,

@@ -39,7 +39,7 @@ def test_differences_of_losses_and_of_first_results(benchmark):
     assert found["queries that differ"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.processes
 def test_the_record_of_a_tiny_run(benchmark, tmp_path, monkeypatch):
     pytest.importorskip("pytorch_metric_learning", reason="the other library is not installed")

@@ -21,7 +21,7 @@ def recorded(script: str, file: Path, *arguments: str) -> dict[str, Any]:
     return json.loads(file.read_text())
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_training_loop_against_a_bare_one(tmp_path: Path) -> None:
     record = recorded("train_step.py", tmp_path / "a.json")
     loop = record["loop"]
@@ -46,7 +46,7 @@ def test_files_against_a_data_loader(tmp_path: Path) -> None:
         assert record["networks"][use]["images/s, ours to bare"]["median"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_kernels_of_tunings(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     command = [sys.executable, ROOT / "benchmarks" / "tuning_kernels.py", "--out", file, "--steps", "1"]
@@ -63,7 +63,7 @@ def test_the_kernels_of_tunings(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_memory_of_divided_proxies(tmp_path: Path) -> None:
     command = [sys.executable, ROOT / "benchmarks" / "divided_proxies.py", "--classes", "200000", "--dim", "64"]
     done = subprocess.run([*command, "--out", tmp_path / "a.json"], capture_output=True, text=True)

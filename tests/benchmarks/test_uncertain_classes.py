@@ -34,7 +34,7 @@ def check(record, rates):
     assert lowest <= highest
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.processes
 def test_a_run_is_measured_and_what_the_verbs_say_is_recorded(benchmark, tmp_path, monkeypatch):
     out = tmp_path / "uncertain.json"

@@ -121,13 +121,20 @@ def work(steps: list[str], place: Path, engine: str, fatal: int = -1) -> tuple[i
     return 0, *pickle.loads(answer.read_bytes())
 
 
+ENGINES = {"faiss": pytest.mark.slow, "milvus": pytest.mark.release}
+"""engine -> when it is killed at seven moments; a store of milvus-lite is opened in seconds"""
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize("engine", ["faiss", "milvus"])
 @pytest.mark.parametrize(
-    ("change", "shares"),
+    ("engine", "change", "shares"),
     [
-        ("update", [0.5]),
-        *(pytest.param(change, np.linspace(0, 1, 7), marks=pytest.mark.slow) for change in CHANGES),
+        *((engine, "update", [0.5]) for engine in ENGINES),
+        *(
+            pytest.param(engine, change, np.linspace(0, 1, 7), marks=mark)
+            for engine, mark in ENGINES.items()
+            for change in CHANGES
+        ),
     ],
 )
 def test_killed_at_any_moment(engine, change, shares, tmp_path):

@@ -24,6 +24,8 @@ from proxymetric.system.files import read_json
 from studies.test_run import Running, study
 from terminal import proxymetric, refused
 
+pytestmark = pytest.mark.xdist_group("a search")  # one worker makes what the tests share
+
 TAU = {"loss.tau": {"log": [1e-5, 1e-1]}}
 MARGIN = {"loss.margin": {"linear": [0, 0.5]}}
 
