@@ -88,7 +88,7 @@ def subject_of(variant: str) -> Subject:
 
 
 QUICK_SHARE = 4
-"""`make test` runs one of this many pairs of a variant and a check; the slow tests run some others, by the commit"""
+"""`make test` runs one of this many pairs of a variant and a check; the slow tests run some others"""
 QUICK_SHARE_NESTED = len(CHECKS)
 """the same for the nested variants: each runs one check"""
 PAIRS = [(variant, check) for variant in VARIANTS for check in CHECKS]

@@ -1,13 +1,13 @@
-"""Cases of which each commit runs a part, another one than the commit before; `make test-all` runs all of them."""
+"""Cases of which the tests of a version run a part; another seed draws others, and `make test-all` runs all of them."""
 
 from __future__ import annotations
 
 import os
 import random
-import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TypeVar
+
+from proxymetric.system.version import __version__
 
 SHARE = float(os.environ.get("PROXYMETRIC_TEST_SHARE", "0.1"))
 """part of the cases that are run; 1 for all of them"""
@@ -16,14 +16,8 @@ Case = TypeVar("Case")
 
 
 def seed() -> str:
-    """What the cases are drawn by: that of the environment, or the commit."""
-    if SEED_VARIABLE not in os.environ:
-        words = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
-        try:
-            os.environ[SEED_VARIABLE] = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
-        except (OSError, subprocess.CalledProcessError):  # the source without its history
-            os.environ[SEED_VARIABLE] = "0"
-    return os.environ[SEED_VARIABLE]
+    """What the cases are drawn by: that of the environment, or the version, so that no commit meets new cases alone."""
+    return os.environ.setdefault(SEED_VARIABLE, __version__)
 
 
 def some(cases: Sequence[Case], share: float = SHARE) -> list[Case]:
