@@ -10,6 +10,8 @@ from generator.scores import ROOT, table
 PACKAGE = ROOT / "src" / "proxymetric"
 HIDDEN = {"__init__", "__main__", "arguments", "cli", "system"}
 """modules without a page: internal helpers, and the command line, which has its own page"""
+ON_TOP = ("plan", "study")
+"""names of the face that are described on the top page, because no page of a part has them"""
 EXTENDED = {"proxymetric.search.Index"}
 """classes whose page also has the methods of the class that they extend"""
 FIRST = ("criterion", "papers", "losses", "sources", "weightings", "schemes", "core", "ops", "metrics")
@@ -30,7 +32,7 @@ def inner_modules() -> dict[str, str]:
     """The modules of the face that lie inside a part of the package: name of the face -> full name."""
     import proxymetric
 
-    return {name: home for name, home in proxymetric._MODULES.items() if home != f"proxymetric.{name}"}
+    return {name: f"proxymetric.{home}" for name, home in proxymetric._MODULES.items()}
 
 
 def parts() -> list[str]:
@@ -44,14 +46,19 @@ def top_page() -> str:
     """The names of `import proxymetric as pm`."""
     import proxymetric
 
+    def home(name: str) -> str:
+        return f"proxymetric.{proxymetric._HOMES[name]}.{name}"
+
     rows = []
     for name in proxymetric.__all__:
         value = getattr(proxymetric, name)
         summary = (inspect.getdoc(value) or "").split("\n\n")[0].replace("\n", " ")
         is_module = inspect.ismodule(value)
-        link = f"[`pm.{name}`]({name}.md)" if is_module else f"[`pm.{name}`][{proxymetric._HOMES[name]}.{name}]"
+        link = f"[`pm.{name}`]({name}.md)" if is_module else f"[`pm.{name}`][{home(name)}]"
         rows.append([link, summary])
-    return f"# proxymetric\n\nThe names of `import proxymetric as pm`.\n\n{table(['name', 'what it is'], rows)}\n"
+    here = "\n".join(_directive(home(name)) for name in ON_TOP)
+    names = table(["name", "what it is"], rows)
+    return f"# proxymetric\n\nThe names of `import proxymetric as pm`.\n\n{names}\n\n{here}\n"
 
 
 def part_page(name: str) -> str:

@@ -79,7 +79,7 @@ CASES = [
     for column, kind in enumerate(KINDS)
     if ROUND is None or (row + column) % THIRDS == ROUND
 ]
-"""a third of the pairs, by the commit: every verb meets two or three kinds, and every kind four verbs"""
+"""a third of the pairs, by the seed: every verb meets two or three kinds, and every kind four verbs"""
 
 
 @pytest.mark.parametrize(("verb", "kind"), CASES)
