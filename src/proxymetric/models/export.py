@@ -24,6 +24,7 @@ from proxymetric.models.hub import check_folder, write_hub
 from proxymetric.models.load import load, read_run
 from proxymetric.models.model import Model
 from proxymetric.models.model_card import check_licence
+from proxymetric.models.run_folder import model_folder
 from proxymetric.models.slim import is_slim, write_slim
 from proxymetric.system.files import check_output, read_json_object, replacing
 
@@ -109,7 +110,7 @@ def export(
     check_licence(licence)
     if "onnx" in targets:
         _check_installed("onnx", "onnxscript")
-    recipe = read_run(run)["recipe"]
+    recipe = read_run(model_folder(run, which))["recipe"]
     model = load(run, which, "cpu")
     descriptions: dict[Path, str] = {}
     if "slim" in targets:

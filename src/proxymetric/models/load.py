@@ -9,16 +9,17 @@ from pathlib import Path
 
 import torch
 
-from proxymetric.arguments.signatures import one_of
 from proxymetric.models.hub_client import on_disk
 from proxymetric.models.model import Model
 from proxymetric.models.place import Place, RunFolder, SlimFile, place_of
 from proxymetric.models.run_folder import (
-    FILES,
+    REFIT,
+    SIMPLER,
     build_encoder,
     checked_arguments,
     is_refitted,
     model_file,
+    model_folder,
     read_run,
 )
 from proxymetric.system.files import read_json
@@ -41,8 +42,8 @@ def load(
         run: folder of a run, or a file that `export --slim` wrote, which holds only the trained parameters;
             or a folder that `export --hub` wrote, or its address on the Hugging Face hub: "hf://owner/name", or
             "hf://owner/name@revision".
-        which: "best" (the refitted model if there is one, else the model of the chosen epoch), "last", or "chosen" (the
-            model of the chosen epoch, also if there is a refitted one).
+        which: "best" (the simpler model if the run keeps one, the refitted model if there is one, else the model of the
+            chosen epoch), "last", or "chosen" (the model of the chosen epoch in any case).
         device: where the model computes; None or "auto" means a GPU if there is one.
         weights: a safetensors file with weights for the backbone. For a run they replace its own. For a slim file they
             must be the weights that the training started from; None takes those of the hub. A shared folder takes none.
@@ -146,17 +147,15 @@ def _load_run(run: Path, which: str, device: torch.device, weights: str | Path |
     from proxymetric.encoders import load_weights
     from proxymetric.system.checkpoint import Checkpoint
 
-    description = read_run(run)
-    one_of("which", which, FILES)
-    if is_refitted(run, which):
-        run, which = run / "refit", "best"
-        description = read_run(run)
-    elif which == "best":
-        _check_refit(run)
-    checkpoint, description_file = model_file(run, which), run / "run.json"
+    read_run(run)
+    folder = model_folder(run, which)
+    if which == "best" and folder == run:
+        _check_parts(run)
+    description = read_run(folder)
+    checkpoint, description_file = model_file(folder, which), folder / "run.json"
     encoder = build_encoder(description, description_file)
     view = checked_arguments(description, description_file, "view", EvalView)
-    what = f"the encoder of {run} ({description['encoder']['backbone']})"
+    what = f"the encoder of {folder} ({description['encoder']['backbone']})"
     Checkpoint.read(checkpoint).load_into(encoder, "encoder.", what=what)
     if weights is not None:
         load_weights(encoder, weights)
@@ -169,11 +168,19 @@ def _load_run(run: Path, which: str, device: torch.device, weights: str | Path |
     )
 
 
-def _check_refit(run: Path) -> None:
-    """Refuse a run whose refitted model is missing: the model of the chosen epoch is not the same."""
+def _check_parts(run: Path) -> None:
+    """Refuse a run whose refitted or simpler model is missing: the model of the chosen epoch is not the same."""
     result = read_json(run / "result.json") if (run / "result.json").is_file() else None
-    if isinstance(result, dict) and result.get("refit"):
+    if not isinstance(result, dict):
+        return
+    if result.get("refit"):
         raise ValueError(
-            f"run: {run / 'refit' / 'result.json'} is missing, though the run was refitted; expected that file, or "
+            f"run: {run / REFIT / 'result.json'} is missing, though the run was refitted; expected that file, or "
             "--which chosen for the model before the refit"
+        )
+    kept = result.get("kept")
+    if isinstance(kept, dict) and kept.get("name") != "trained":
+        raise ValueError(
+            f"run: {run / SIMPLER / 'result.json'} is missing, though the run keeps the model {kept.get('name')!r}; "
+            "expected that file, or --which chosen for the trained model"
         )

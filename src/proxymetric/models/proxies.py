@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from proxymetric.core.capabilities import EstimatesUncertainty, HasClassProxies
 from proxymetric.models.place import Place, RunFolder, place_of
-from proxymetric.models.run_folder import is_refitted, model_file, read_run
+from proxymetric.models.run_folder import model_file, model_folder, read_run
 
 MAX_CLASSES = 100_000
 """the proxies of runs with more classes are not read: nobody looks at them one by one"""
@@ -78,9 +78,7 @@ def _sources(place: str | Path | Place, dim: int, which: str) -> tuple[list[str]
     parsed = place_of(place)
     if not isinstance(parsed, RunFolder):
         return [], []
-    run = parsed.path
-    if is_refitted(run, which):
-        run, which = run / "refit", "best"
+    run = model_folder(parsed.path, which)
     description = read_run(run)
     names, recipe = description["classes"], description["recipe"]
     if not 0 < len(names) <= MAX_CLASSES:

@@ -33,6 +33,8 @@ INNER: dict[tuple[str, str], type] = {
 LARGEST = {("encoder", "size"): SIZES[1], ("encoder", "dim"): MAX_DIM, ("view", "size"): SIZES[1]}
 """(table, key) in `run.json` -> its largest value, for which memory is reserved"""
 IN_WORDS = {dict: "a table", list: "a list", str: "text", int: "a whole number"}
+SIMPLER, REFIT = "simpler", "refit"
+"""folders inside a run: the simpler model that it keeps, and the model that was trained on all classes"""
 FILES = {"best": "best.safetensors", "last": "last.safetensors", "chosen": "best.safetensors"}
 
 
@@ -224,16 +226,39 @@ def read_state(file: Path) -> dict[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
+def model_folder(run: str | Path, which: str = "best") -> Path:
+    """The folder with the checkpoint and the `run.json` of a model of a run.
+
+    "best" is the simpler model that the run keeps (`runs.simplest`), the one refitted on all classes, or that of the
+    chosen epoch; the first two have folders of their own inside the run.
+
+    Args:
+        run: folder of the run.
+        which: "best", "last" or "chosen".
+    """
+    run = Path(run)
+    one_of("which", which, FILES)
+    for part in (SIMPLER, REFIT) if which == "best" else ():
+        if (run / part / "result.json").is_file():
+            return model_folder(run / part)
+    return run
+
+
 def is_refitted(run: str | Path, which: str = "best") -> bool:
     """Whether `which` names a model that was refitted on all classes."""
-    return which != "chosen" and (Path(run) / "refit" / "result.json").is_file()
+    return model_folder(run, which).name == REFIT
+
+
+def keeps_simpler(run: str | Path) -> bool:
+    """Whether the best model of a run is a simpler one than the trained one."""
+    return (Path(run) / SIMPLER / "result.json").is_file()
 
 
 def model_file(run: str | Path, which: str = "best") -> Path:
     """The checkpoint that holds a model of a run.
 
     Args:
-        run: folder of the run; for a refitted model, the folder `refit` in it.
+        run: folder of the run; for a model with a folder of its own, that folder (`model_folder`).
         which: "best", "last" or "chosen".
 
     Raises:

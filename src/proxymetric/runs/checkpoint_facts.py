@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from proxymetric.runs.simplest import HeldOutScores
+
 
 @dataclass
 class CheckpointFacts:
@@ -14,6 +16,8 @@ class CheckpointFacts:
     Attributes:
         bad: images that could not be read, with the reason; it grows during the run.
         baselines: the scores before training; None in a refit.
+        candidates: what the untrained model and closed forms score on the held-out classes (`runs.simplest`); None
+            where they are no candidates.
         weights: the weights file and what its header changed; None without such a file.
         closed_form: what the head was computed with before training (`runs.closed_form.Fit`); None for a random head.
         earlier_seconds: time that earlier processes spent on the run.
@@ -26,6 +30,7 @@ class CheckpointFacts:
     earlier_seconds: float
     clock: Callable[[], float]
     closed_form: dict[str, Any] | None = None
+    candidates: HeldOutScores | None = None
 
     @property
     def seconds(self) -> float:
@@ -36,4 +41,5 @@ class CheckpointFacts:
         """The facts as the checkpoint stores them."""
         facts: dict[str, Any] = {"bad": self.bad, "before": self.baselines, "weights": self.weights}
         facts |= {"closed_form": self.closed_form}
+        facts |= {"candidates": None if self.candidates is None else self.candidates._asdict()}
         return {key: value for key, value in facts.items() if value is not None} | {"seconds": self.seconds}

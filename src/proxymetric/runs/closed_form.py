@@ -21,6 +21,7 @@ from proxymetric.runs.assemble import RunContext, embed_features
 from proxymetric.runs.comparison import score_queries
 from proxymetric.runs.recipe import Recipe
 from proxymetric.runs.score import EmbeddedSet, score
+from proxymetric.runs.simplest import HeldOutScores, deciding_metric, held_out_scores, may_keep_another
 
 METRIC = "MAP@R"
 SHRINKAGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
@@ -87,6 +88,18 @@ class Fit(NamedTuple):
     def as_dict(self) -> dict[str, Any]:
         """The entry `closed_form` of a result, which does not depend on the speed of the machine."""
         return {name: value for name, value in self._asdict().items() if name != "seconds"}
+
+
+class ClosedFormScores(NamedTuple):
+    """What closed forms score without training.
+
+    Attributes:
+        rows: name -> metrics on the unseen classes, as fractions.
+        candidates: what they and the untrained features score on the held-out classes; None if they are no candidates.
+    """
+
+    rows: dict[str, dict[str, float]]
+    candidates: HeldOutScores | None
 
 
 class Folds(NamedTuple):
@@ -278,10 +291,11 @@ def compute_head(
 
 def closed_form_rows(
     context: RunContext, encoder: Encoder, training: ImageSet, held_out: ImageSet | None, unseen: EmbeddedSet
-) -> dict[str, dict[str, float]]:
-    """The scores of the closed forms on the unseen classes, by name, from features of the untrained backbone.
+) -> ClosedFormScores:
+    """The scores of the closed forms on features of the untrained backbone.
 
-    Each is fitted on all known classes; those that are scored are not among them.
+    On the unseen classes each is fitted on all known classes; as a candidate (`runs.simplest`), on those that are not
+    held out.
 
     Args:
         context: what the parts of the run share.
@@ -294,42 +308,48 @@ def closed_form_rows(
     if recipe.train.parallel == "fsdp":
         # The key of the cache of features is a hash of all weights, and reading them would divide them again.
         context.watcher.say("no closed forms for comparison: train.parallel='fsdp' divides the weights")
-        return {}
+        return ClosedFormScores({}, None)
     if not recipe.train.frozen:
         training = training.subset(some_classes(training.labels, MAX_ROW_IMAGES, recipe.seed))
     try:
-        rows = _closed_form_scores(context, encoder, training, held_out, unseen)
+        scores = _closed_form_scores(context, encoder, training, held_out, unseen)
     except (ValueError, OSError) as error:  # OSError: the cache of features cannot be read or written
         context.watcher.say(f"no closed forms for comparison: {error}")
-        return {}
+        return ClosedFormScores({}, None)
     if not recipe.train.frozen:
         seconds = time.perf_counter() - started
         context.watcher.say(
             f"{' and '.join(ROWS)} for comparison: one pass of the untrained backbone over {len(training)} training "
             f"images, {seconds:.0f} s"
         )
-    return rows
+    return scores
 
 
 def _closed_form_scores(
     context: RunContext, encoder: Encoder, training: ImageSet, held_out: ImageSet | None, unseen: EmbeddedSet
-) -> dict[str, dict[str, float]]:
+) -> ClosedFormScores:
     """The scores of `closed_form_rows`."""
-    recipe = context.recipe
+    recipe, candidates = context.recipe, {}
     known = unit_features(embed_features(context, encoder, training, "training images"))
     others = None
     if held_out is not None:
         others = unit_features(embed_features(context, encoder, held_out, "held-out classes"))
+        candidates[UNTRAINED] = others
     parts = [known] if others is None or held_out is unseen.images else [known, others]
     rows: dict[str, dict[str, float]] = {}
     folds, scatter = make_folds(known, others, recipe.seed), scatter_of(parts)
     for name in (name for name in ROWS if name != recipe.method):
         form, limits = closed_form(name), Limits(None, min(MAX_PRINCIPAL, encoder.width))
         assert form is not None
-        head = fitted(choose(name, form, folds, limits), form, scatter)[1]
-        vectors = head(unit_features(unseen).vectors)
+        fit = choose(name, form, folds, limits)
+        vectors = fitted(fit, form, scatter)[1](unit_features(unseen).vectors)
         rows[name] = score(unseen._replace(vectors=vectors), recipe.train.metrics)
-    return rows
+        if others is not None:
+            head = fitted(fit, form, scatter_of([known]))[1]
+            candidates[name] = others._replace(vectors=head(others.vectors))
+    if others is None or not may_keep_another(recipe):
+        return ClosedFormScores(rows, None)
+    return ClosedFormScores(rows, held_out_scores(deciding_metric(recipe.train.monitor), candidates))
 
 
 def _subset(embedded: EmbeddedSet, rows: np.ndarray) -> EmbeddedSet:

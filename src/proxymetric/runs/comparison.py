@@ -226,6 +226,8 @@ def advice(recipe: dict[str, Any], classes: int | None = None) -> str:
 def remarks(result: Result) -> list[str]:
     """Sentences that explain a result: epoch 0 was chosen, training did not help, or some metrics fell.
 
+    If the run keeps a simpler model, that is all there is to say.
+
     Example:
         >>> rows = {"untrained encoder": {"MAP@R": 0.384}, "trained encoder": {"MAP@R": 0.268}}
         >>> recipe = {"train": {"lr": 1e-4, "frozen": False}}
@@ -235,6 +237,8 @@ def remarks(result: Result) -> list[str]:
         try another learning rate (--lr 1e-05 or 0.001), --frozen, and more training classes
     """
     sentences = []
+    if result.kept is not None and result.kept["name"] != "trained":
+        return _simpler_kept(result)
     is_computed = result.recipe.get("method") in CLOSED_FORMS
     epoch_chose = result.chosen_by != "last" and result.refit is None and not is_computed
     if epoch_chose and not result.chosen_epoch and result.rows:
@@ -270,3 +274,18 @@ def remarks(result: Result) -> list[str]:
     if change[first] <= 0 and not is_computed:
         sentences.append(advice(result.recipe, result.data.get("train", {}).get("classes")))
     return sentences
+
+
+def _simpler_kept(result: Result) -> list[str]:
+    """Sentences about a run that keeps a simpler model than the trained one."""
+    assert result.kept is not None
+    name = result.kept_row
+    metric = next((each for each in FIRST_METRICS if each in result.scores), None)
+    trained = result.rows.get(TRAINED, {})
+    sentences = [
+        f"the {name if name == UNTRAINED else f'head of {name}'} is this run's best model: on the held-out classes "
+        "training did not gain more than chance may; the trained one stays in the folder (--which chosen)"
+    ]
+    if metric is not None and metric in trained:
+        sentences.append(verdict(metric, Difference(trained[metric] - result.scores[metric]), (name, TRAINED)))
+    return [*sentences, advice(result.recipe, result.data.get("train", {}).get("classes"))]

@@ -15,7 +15,7 @@ from proxymetric.arguments.own_code import UntrustedCode
 from proxymetric.arguments.recipe_keys import flat_keys
 from proxymetric.data.hugging_face import is_hugging_face, place_of
 from proxymetric.data.images import ImageSet
-from proxymetric.models.run_folder import is_description, read_run, read_state, unknown_key
+from proxymetric.models.run_folder import REFIT, SIMPLER, is_description, read_run, read_state, unknown_key
 from proxymetric.runs.recipe import Recipe, check
 from proxymetric.runs.report import check_page
 from proxymetric.search.run_knowledge import HELD_OUT
@@ -32,7 +32,7 @@ RUN_FILES = (
     TRACKER_FILE,
 )  # fmt: skip
 """the files that a run writes"""
-FOLDERS = ("refit", "tensorboard")
+FOLDERS = (SIMPLER, REFIT, "tensorboard")
 """the folders that a run writes"""
 CLEARING = ".run.json.cleared"
 """the name of `run.json` while the files of its run are removed"""
@@ -49,6 +49,7 @@ MIN_WORD_LETTERS = 3
 MAY_CHANGE = {
     "train.epochs",
     "train.patience",
+    "train.keep",
     "train.refit",
     "train.device",
     "train.compile",
@@ -81,6 +82,17 @@ def read_description(folder: Path) -> dict[str, Any] | None:
         ValueError: the file is damaged, or a newer version wrote it.
     """
     return read_run(folder) if (folder / "run.json").is_file() else None
+
+
+def same_run(folder: Path, recipe: Recipe) -> dict[str, Any] | None:
+    """The `run.json` of a run with exactly this recipe; None if there is none, or it is damaged."""
+    try:
+        description = read_description(folder)
+        check_parts(folder)
+    except ValueError:
+        return None
+    is_same = description is not None and flat_values(description["recipe"]) == flat_values(recipe.as_dict())
+    return description if is_same else None
 
 
 def has_more_than(folder: Path, epochs: float) -> bool:
@@ -276,12 +288,13 @@ def hold(
 
 def _check_regular(folder: Path) -> None:
     """Refuse links and special files where the files of a run belong: their targets do not belong to the run."""
-    for name in (*RUN_FILES, "refit", "tensorboard", *(f"refit/{name}" for name in RUN_FILES)):
+    parts = ("", f"{REFIT}/", f"{SIMPLER}/", f"{SIMPLER}/{REFIT}/")
+    for name in (*FOLDERS, f"{SIMPLER}/{REFIT}", *(part + file for part in parts for file in RUN_FILES)):
         path = folder / name
-        kind = "folder" if name in FOLDERS else "file"
+        kind = "folder" if path.name in FOLDERS else "file"
         if path.is_symlink():
             raise ValueError(f"out: got {path}, which is a link; expected a {kind} of the run")
-        if path.exists() and not (path.is_dir() if name in FOLDERS else path.is_file()):
+        if path.exists() and not (path.is_dir() if path.name in FOLDERS else path.is_file()):
             raise ValueError(f"out: got {path}, which is not a {kind}; expected a {kind} of the run")
 
 
@@ -294,11 +307,8 @@ def clear(folder: Path) -> None:
     tracked = _tracked(folder)
     if (folder / "run.json").is_file():
         os.replace(folder / "run.json", folder / CLEARING)
-    refit = folder / "refit"
-    if not refit.is_symlink() and ((refit / CLEARING).is_file() or holds_run(refit)):
-        clear(refit)
-        finish_clearing(refit)
-        _remove_if_empty(refit)
+    for part in (folder / SIMPLER, folder / REFIT):
+        remove_part(part)
     if not (folder / "tensorboard").is_symlink():
         for events in (folder / "tensorboard").glob("events.out.tfevents.*"):
             if tracked or events.name.endswith(EVENTS_SUFFIX):
@@ -307,6 +317,15 @@ def clear(folder: Path) -> None:
     for name in reversed(RUN_FILES):
         (folder / name).unlink(missing_ok=True)
     remove_partial_files(folder)
+
+
+def remove_part(part: Path) -> None:
+    """Remove the refitted or the simpler model of a run, the mark that it is finished first."""
+    if not part.is_symlink() and ((part / CLEARING).is_file() or holds_run(part)):
+        (part / "result.json").unlink(missing_ok=True)
+        clear(part)
+        finish_clearing(part)
+        _remove_if_empty(part)
 
 
 def was_cleared(folder: Path) -> bool:

@@ -77,7 +77,8 @@ def mlrc(
         if key in overrides:
             raise ValueError(f"settings: got {key}, which MLRC sets itself; expected none of {', '.join(FIXED_KEYS)}")
     dim = overrides.get("encoder.dim", dim)  # a setting wins over the argument
-    fixed = {"train.monitor": "MAP@R", "encoder.dim": dim, "protocol": "held-out"}
+    # The models of all folds are concatenated, so each fold keeps its trained one.
+    fixed = {"train.monitor": "MAP@R", "train.keep": "trained", "encoder.dim": dim, "protocol": "held-out"}
     check_output("out", folder / "result.json", "a result of MLRC", _is_result)
     with trusting(overrides, options, everything=options.get("trust_code", False)):
         _check_test_classes(data, overrides | fixed, options)

@@ -12,6 +12,7 @@ from PIL import Image
 
 from proxymetric.data import BadImage, ImageSet
 from proxymetric.models.load import read_run
+from proxymetric.models.run_folder import is_refitted, model_folder
 from proxymetric.runs.auto_method import describe_trials
 from proxymetric.runs.closed_form import Fit
 from proxymetric.runs.comparison import UNTRAINED_MEANS, compare, remarks
@@ -19,6 +20,7 @@ from proxymetric.runs.evaluation_set import seen_set, unseen_vectors
 from proxymetric.runs.protocol import CHOSEN_ON_TEST
 from proxymetric.runs.result import TRAINED, UNTRAINED, Result
 from proxymetric.runs.score import EmbeddedSet, break_down, describe, images_per_class, rank_set
+from proxymetric.runs.simplest import Kept
 from proxymetric.runs.whiten import describe_whitening
 from proxymetric.system.clock import clock
 from proxymetric.system.files import check_output
@@ -57,7 +59,7 @@ def draw_report(file: Path, *, result: Result, embedded: EmbeddedSet, training_i
         certainty = _certainty(result.uncertainty, training_images)
     table = [{"name": name, **scores} for name, scores in result.rows.items()]
     for row in table:
-        if row["name"] == TRAINED:
+        if row["name"] == result.kept_row:
             row["intervals"] = compare(embedded, None, list(result.scores)).intervals[TRAINED]
     return draw_page(
         file,
@@ -181,12 +183,13 @@ def remake_report(run: str | Path, watcher: Watcher | None = None) -> Path:
             f"run: got {folder}, whose model was trained on every class of its data; expected a run with classes that "
             "it was not trained on. `proxymetric evaluate --data` writes a page for other images"
         )
-    # A refitted model may know every class: then the model that chose its epochs was scored.
-    known = part == "validation" and result.refit is not None
+    # A refitted model may know every class: then the model before the refit was scored.
+    known = part == "validation" and is_refitted(folder)
+    model = model_folder(folder).parent if known else folder
     return draw_report(
         page,
         result=result,
-        embedded=unseen_vectors(folder, watcher or Silent(), part, "chosen" if known else "best"),
+        embedded=unseen_vectors(model, watcher or Silent(), part, "chosen" if known else "best"),
         training_images=seen_set(folder) if result.uncertainty is not None else None,
     )
 
@@ -267,6 +270,8 @@ def _curve(result: Result) -> list[dict[str, Any]]:
 def _notes(result: Result) -> list[str]:
     """The sentences under the table."""
     notes = [] if result.closed_form is None else [str(Fit(**result.closed_form))]
+    if result.kept is not None:
+        notes.append(str(Kept(**result.kept)))
     if result.whiten is not None:
         notes.append(describe_whitening(result.whiten))
     notes += [f"{path} could not be read ({reason}) and was left out" for path, reason in result.bad_images.items()]

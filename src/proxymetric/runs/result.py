@@ -66,6 +66,7 @@ class Result:
             of earlier versions lack it.
         auto: how `--method auto` chose the method, see `runs.auto_method.Choice`; None if the user named it.
         closed_form: how the head was computed before training, see `runs.closed_form.Fit`; None for a random head.
+        kept: which model is the run's best, see `runs.simplest.Kept`; None where no simpler one was a candidate.
         whiten: the whitening behind the trained head, see `runs.whiten.Whitened`; None without `train.whiten`.
         refit: epochs, images, classes and cost of the training on all classes; None without a refit.
         rows: metrics as fractions, by what was scored: "raw pixels", "untrained encoder", the closed forms "whitening"
@@ -113,6 +114,7 @@ class Result:
     auto: dict[str, Any] | None = None
     closed_form: dict[str, Any] | None = None
     whiten: dict[str, Any] | None = None
+    kept: dict[str, Any] | None = None
     refit: dict[str, Any] | None = None
     rows: dict[str, dict[str, float]] = field(default_factory=dict)
     sizes: list[Any] | None = None
@@ -125,8 +127,19 @@ class Result:
 
     @property
     def scores(self) -> dict[str, float]:
-        """The metrics of the trained encoder, as fractions; empty where no classes were held out."""
-        return self.rows.get(TRAINED, {})
+        """The metrics of the model that the run keeps, as fractions; empty where no classes were held out."""
+        return self.rows.get(self.kept_row, {})
+
+    @property
+    def kept_row(self) -> str:
+        """The key of `rows` with the scores of the model that the run keeps.
+
+        Example:
+            >>> Result().kept_row, Result(kept={"name": "untrained"}).kept_row, Result(kept={"name": "lda"}).kept_row
+            ('trained encoder', 'untrained encoder', 'lda')
+        """
+        name = "trained" if self.kept is None else str(self.kept["name"])
+        return {"trained": TRAINED, "untrained": UNTRAINED}.get(name, name)
 
     @property
     def scored_classes(self) -> str:
@@ -194,7 +207,7 @@ class Result:
         return cls(**values | {"schema": schema})
 
 
-OPTIONAL = {"auto", "closed_form", "refit", "sizes", "thresholds", "uncertainty", "waiting_seconds", "whiten"}
+OPTIONAL = {"auto", "closed_form", "kept", "refit", "sizes", "thresholds", "uncertainty", "waiting_seconds", "whiten"}
 """keys that a file may lack in any schema"""
 SINCE_SCHEMA_2 = {"schema", "commit", "protocol", "weights", "rates", "images_per_second", "chosen_step"}
 """keys that a file of schema 1 may lack"""

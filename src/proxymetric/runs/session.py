@@ -15,12 +15,11 @@ import torch
 
 from proxymetric.data import ImageSet, Split, singletons, split
 from proxymetric.data.open import check_source
-from proxymetric.data.photographs import describe_photographs
 from proxymetric.data.splits import altered
 from proxymetric.encoders import Encoder, check_weights_file
 from proxymetric.models.load import load
 from proxymetric.models.model import Model
-from proxymetric.models.run_folder import build_encoder, read_run, read_state
+from proxymetric.models.run_folder import REFIT, SIMPLER, build_encoder, read_run, read_state
 from proxymetric.papers import CLOSED_FORMS
 from proxymetric.papers import needs as needs_of
 from proxymetric.runs import folder as folders
@@ -29,10 +28,8 @@ from proxymetric.runs import result as results
 from proxymetric.runs.assemble import (
     RunContext,
     check_loss,
-    class_counts,
     embed_pixels,
     embedder,
-    eval_view,
     images_by_class,
     make_encoder,
     make_learner,
@@ -46,18 +43,28 @@ from proxymetric.runs.checkpoint_facts import CheckpointFacts
 from proxymetric.runs.class_uncertainty import class_uncertainty, has_uncertainty
 from proxymetric.runs.closed_form import Fit, closed_form_rows, compute_head, nothing_trained
 from proxymetric.runs.divergence import check_trained
-from proxymetric.runs.evaluation_set import known_classes
 from proxymetric.runs.mean_cosine import cosine_meter
 from proxymetric.runs.recipe import Recipe
+from proxymetric.runs.records import cost, describe_run, readable, result_of_training
 from proxymetric.runs.report import draw_report
 from proxymetric.runs.result import Result
 from proxymetric.runs.same_everywhere import check_images
 from proxymetric.runs.score import EmbeddedSet, queries_left_out, score, score_sizes
+from proxymetric.runs.simplest import (
+    TRAINED,
+    HeldOutScores,
+    Kept,
+    OnlyProgress,
+    as_candidates,
+    closed_form_recipe,
+    may_keep_another,
+    simplest,
+)
 from proxymetric.runs.thresholds import store_thresholds
 from proxymetric.runs.time_on_cpu import slow_training
 from proxymetric.runs.training_part import Training
 from proxymetric.runs.whiten import describe_whitening, whiten_run
-from proxymetric.search.run_knowledge import HELD_OUT, RunKnowledge, write_knowledge
+from proxymetric.search.run_knowledge import HELD_OUT, RunKnowledge, copy_knowledge, write_knowledge
 from proxymetric.system.checkpoint import Checkpoint
 from proxymetric.system.device import pick_device
 from proxymetric.system.files import write_json
@@ -65,7 +72,7 @@ from proxymetric.system.watcher import Watcher
 from proxymetric.training import parallel
 from proxymetric.training.advice import late_memory, own_batch_norm
 from proxymetric.training.learner import Learner
-from proxymetric.training.optim import autocast_type, first_rates, warmup_message
+from proxymetric.training.optim import autocast_type, warmup_message
 from proxymetric.training.process_group import ProcessGroup
 from proxymetric.training.trainer import Trainer
 
@@ -137,6 +144,14 @@ class RunSession:
         """how the method was chosen; None if the user named it"""
         self.new_encoder: tuple[Encoder, torch.Tensor] | None = None
         """the untrained encoder and the state of torch's random numbers after it was built; None once it is used"""
+        self.simpler: RunSession | None = None
+        """the session of the simpler model that the run keeps; None: it keeps the trained one"""
+        self.held_out: EmbeddedSet | None = None
+        """the held-out classes as the trained model embeds them, once they are embedded"""
+        self.best: Learner | None = None
+        """the learner of the model that was scored, once the run is done"""
+        self.result: Result | None = None
+        """the result, once the run is done"""
         self.fit: Fit | None = None
         """the closed form that the head began with; None: a random head, or it is not chosen yet"""
         self.started = time.perf_counter()
@@ -183,16 +198,24 @@ class RunSession:
         training = self._begin(self.folder, parts.train, choosing, images, unseen, stop_after=stop_after)
         training.trainer.run()
         check_trained(training.trainer, recipe)
-        result, learner, training_images = self._result(training, images, parts), training.trainer.learner, parts.train
-        if recipe.train.refit and parts.validation is not None and not result.chosen_epoch and not is_computed:
-            self.watcher.say("no refit: no epoch was better than the untrained model")
-        elif recipe.train.refit and parts.validation is not None:
-            learner, training_images, result.refit = self._refit(images, result.chosen_epoch)
-        result.closed_form = None if self.fit is None else self.fit.as_dict()
+        result = result_of_training(self.context, training, images, parts, self.choice)
+        learner, training_images = training.trainer.learner, parts.train
         last_scores = self._last_scores(training.trainer, unseen)
         self._load_chosen(training)
         if recipe.train.whiten:
-            self._whiten(result, training, learner, parts, training_images)
+            result.whiten = self._whiten(training, parts, result.chosen_step)
+        kept = self._keep_simplest(training, parts)
+        result.kept = None if kept is None else kept._asdict()
+        if self.simpler is not None:
+            pass  # it was fitted on all known classes
+        elif recipe.train.refit and parts.validation is not None and not result.chosen_epoch and not is_computed:
+            self.watcher.say("no refit: no epoch was better than the untrained model")
+        elif recipe.train.refit and parts.validation is not None:
+            learner, training_images, result.refit = self._refit(images, result.chosen_epoch)
+            if result.whiten is not None and result.whiten["kept"]:
+                fit, step = Fit(**result.whiten["fit"]), result.refit["steps"]
+                whiten_run(self.context, self.folder / REFIT, learner, training_images, None, step, fit)
+        result.closed_form = None if self.fit is None else self.fit.as_dict()
         for bad_images in world.gather(dict(self.context.bad))[1:]:
             for title, reason in bad_images.items():
                 self.context.on_bad(title, reason)
@@ -313,7 +336,7 @@ class RunSession:
             with parallel.gathered_parameters(encoder):
                 held_out = validation if recipe.protocol == "held-out" else None
                 baselines = functools.partial(self._baselines, encoder, training, held_out, unseen)
-                facts.baselines = context.world.from_first(baselines)
+                facts.baselines, facts.candidates = context.world.from_first(baselines)
         if trainer.resume(resumes):
             self.watcher.say(f"continuing from epoch {trainer.epoch}, step {trainer.step}")
         if message := warmup_message(recipe.train, trainer.optimizer, trainer.epoch, trainer.epochs):
@@ -329,7 +352,8 @@ class RunSession:
             if not resumes and folder == self.folder and (self.overwrite or folders.was_cleared(folder)):
                 folders.clear(folder)
             # A resumed run writes run.json too: its epochs or the path of its images may have changed.
-            write_json(folder / "run.json", self._description(encoder, learner.criterion.normalise, training, images))
+            normalise = learner.criterion.normalise
+            write_json(folder / "run.json", describe_run(context, self.choice, encoder, normalise, training, images))
             folders.finish_clearing(folder)
         return Training(folder, trainer, facts, trainer.step)
 
@@ -361,15 +385,39 @@ class RunSession:
         if not best.state.get("whiten"):
             best.load_into(trainer.learner.criterion, "criterion.", what="this run's method")
 
-    def _whiten(self, result: Result, training: Training, learner: Learner, parts: Split, images: ImageSet) -> None:
+    def _whiten(self, training: Training, parts: Split, step: int | None) -> dict[str, Any]:
         """Put a whitening behind the trained head, unless it scores lower on the held-out classes (`runs.whiten`)."""
         held_out = parts.validation if self.recipe.protocol == "held-out" else None
-        chosen, step = training.trainer.learner, result.chosen_step
-        result.whiten = whiten_run(self.context, self.folder, chosen, parts.train, held_out, step)
-        if result.refit is not None and result.whiten["kept"]:
-            fit, step = Fit(**result.whiten["fit"]), result.refit["steps"]
-            whiten_run(self.context, self.folder / "refit", learner, images, None, step, fit)
-        self.watcher.say(describe_whitening(result.whiten))
+        record = whiten_run(self.context, self.folder, training.trainer.learner, parts.train, held_out, step)
+        self.watcher.say(describe_whitening(record))
+        return record
+
+    def _keep_simplest(self, training: Training, parts: Split) -> Kept | None:
+        """Compare the trained model with simpler ones; make the one that is kept (`runs.simplest`)."""
+        candidates, learner, folder = training.facts.candidates, training.trainer.learner, self.folder / SIMPLER
+        kept: Kept | None = None
+        if candidates is not None and parts.validation is not None and may_keep_another(self.recipe):
+            embed = embedder(self.context, learner.encoder, parts.validation, "held-out classes")
+
+            def decide() -> Kept | None:
+                self.held_out = self._normalised(learner, embed("vectors"))
+                return simplest(candidates.with_candidate(TRAINED, self.held_out))
+
+            with parallel.gathered_parameters(learner.encoder):
+                kept = self.context.world.from_first(decide)
+        if kept is None or kept.name == TRAINED:
+            if self.context.world.first:
+                folders.remove_part(folder)  # an earlier process may have kept another model
+            self.context.world.wait()
+            return kept
+        self.watcher.say(str(kept))
+        recipe = closed_form_recipe(self.recipe, kept.name)
+        earlier = self.context.world.from_first(lambda: folders.same_run(folder, recipe))
+        self.simpler = RunSession(
+            recipe, folder, OnlyProgress(self.watcher), earlier, earlier is None, self.context.world, report=False
+        )
+        self.simpler.run()
+        return kept
 
     def _scorer(self, learner: Learner, validation: ImageSet) -> Callable[[], dict[str, float]]:
         """Make the function that scores the learner on the classes that choose the epoch."""
@@ -412,37 +460,24 @@ class RunSession:
             earlier_seconds=stored.get("seconds", 0.0),
             clock=lambda: time.perf_counter() - self.started,
             closed_form=None if self.fit is None else self.fit.as_dict(),
+            candidates=as_candidates(stored.get("candidates")),
         )
-
-    def _description(self, encoder: Encoder, normalise: str, training: ImageSet, images: ImageSet) -> dict[str, Any]:
-        """The content of `run.json`: all that is needed to continue the run or to use its model."""
-        optional = {"auto": self.choice, "class_counts": class_counts(self.recipe, training)}
-        return {key: value for key, value in optional.items() if value is not None} | {
-            "recipe": self.recipe.as_dict(),
-            "said": self.recipe.changed,
-            "encoder": encoder.config,
-            "normalise": normalise,
-            "view": eval_view(self.recipe),
-            "classes": training.classes,
-            "data": {
-                "name": images.name,
-                "identity": images.identity(),
-                "images": len(images),
-                "classes": len(images.classes),
-            },
-            "versions": results.versions(),
-        }
 
     def _baselines(
         self, encoder: Encoder, training: ImageSet, held_out: ImageSet | None, unseen: ImageSet
-    ) -> dict[str, dict[str, float]]:
-        """The scores of small images' raw pixels, of the untrained backbone's features, and of closed forms on them."""
+    ) -> tuple[dict[str, dict[str, float]], HeldOutScores | None]:
+        """What needs no training: scores of small images' raw pixels, of the backbone's features, and of closed forms.
+
+        Returns:
+            The rows of the result, and the scores on the held-out classes of the models that the run may keep.
+        """
         metrics, rows = self.recipe.train.metrics, {}
         if self.recipe.view["size"] <= MAX_PIXELS_SIDE:
             rows[results.PIXELS] = score(embed_pixels(self.context, unseen), metrics)
         features = embedder(self.context, encoder, unseen, "unseen classes, untrained")("features")
         rows[results.UNTRAINED] = score(features, metrics)
-        return rows | closed_form_rows(self.context, encoder, training, held_out, features)
+        forms = closed_form_rows(self.context, encoder, training, held_out, features)
+        return rows | forms.rows, forms.candidates
 
     def _refit(self, images: ImageSet, epochs: float) -> tuple[Learner, ImageSet, dict[str, Any]]:
         """Train a new model on all classes but the test classes, for the number of epochs that was chosen.
@@ -454,69 +489,17 @@ class RunSession:
         all_images = altered(split(images, 0.0, options.test, seed).train, options.fraction, options.wrong_labels, seed)
         counts = f"{len(all_images)} images of {len(all_images.classes)} classes"
         self.watcher.say(f"refit: {counts}, {round(epochs, 2)} epochs")
-        folder, world = self.folder / "refit", self.context.world
+        folder, world = self.folder / REFIT, self.context.world
         if world.first and folders.has_more_than(folder, epochs):
             folders.clear(folder)  # an earlier process refitted for more epochs than are chosen now
         world.wait()
         training = self._begin(folder, all_images, None, images, None, stop_after=epochs)
         training.trainer.run()
-        refit = {"epochs": epochs, "images": self._readable(all_images), "classes": len(all_images.classes)}
-        refit |= self._cost(training)
+        refit = {"epochs": epochs, "images": readable(self.context, all_images), "classes": len(all_images.classes)}
+        refit |= cost(self.context, training)
         if world.first:
             write_json(folder / "result.json", refit)
         return training.trainer.learner, all_images, refit
-
-    def _readable(self, images: ImageSet) -> int:
-        """The number of images without those that this run could not read."""
-        bad = self.context.bad
-        return len(images) - (sum(images.title(row) in bad for row in range(len(images))) if bad else 0)
-
-    def _cost(self, training: Training) -> dict[str, Any]:
-        """The cost of training: time, throughput, memory, parameters and steps."""
-        trainer = training.trainer
-        rows = sum(table.values.numel() for table in trainer.learner.criterion.row_tables())
-        memory = training.earlier_result().get("memory") or results.peak_memory(self.context.device)
-        return {
-            "training_seconds": round(trainer.seconds, 1),
-            "waiting_seconds": round(trainer.waited, 1),
-            "images_per_second": round(trainer.images * trainer.world.size / trainer.seconds, 1)
-            if trainer.seconds
-            else None,
-            "memory": memory,
-            "parameters": results.count_parameters(trainer.learner, trainer.trained, rows, trainer.sharded.remote),
-            "steps": trainer.step,
-            "skipped_steps": trainer.skipped,
-        }
-
-    def _result(self, training: Training, images: ImageSet, parts: Split) -> Result:
-        """The result of the training, without scores on the unseen classes."""
-        recipe, trainer = self.recipe, training.trainer
-        chosen = trainer.chosen
-        data: dict[str, Any] = {"name": images.name, "identity": images.identity()} | describe_photographs(images)
-        for name, part in zip(("train", "validation", "test"), parts):
-            if part is not None:
-                data[name] = describe_photographs(part) | {"classes": len(part.classes)}
-                if part is not parts.train and (known := known_classes(part, parts.train)):
-                    data[name]["training_classes"] = known
-        return Result(
-            commit=results.commit(),
-            protocol=recipe.protocol,
-            recipe=recipe.as_dict(),
-            weights=training.facts.weights,
-            data=data,
-            versions=results.versions(),
-            machine=results.machine(self.context.device, trainer.world.size),
-            finished=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            rates=first_rates(trainer.optimizer, trainer.learner.criterion, trainer.options),
-            **self._cost(training),
-            auto=self.choice,
-            epochs=trainer.passed,
-            chosen_epoch=chosen["epoch"],
-            chosen_step=chosen["step"],
-            chosen_by=recipe.train.monitor if trainer.best is not None and trainer.steps else "last",
-            validation=chosen,
-            curve=trainer.curve,
-        )
 
     def _finish(
         self,
@@ -543,19 +526,24 @@ class RunSession:
         embedded = None
         # A refitted model may know every class: then the model that chose its epochs is scored.
         scored = training.trainer.learner if result.refit and parts.test is None else learner
+        self.best = scored
         result.rows = dict(training.facts.baselines or {})
         result.evaluated_on = None if unseen is None else "test" if parts.test is not None else "validation"
         if unseen is not None:
-            embed_unseen = embedder(self.context, scored.encoder, unseen, "unseen classes")
-            embedded = self._normalised(scored, embed_unseen("vectors"))
+            embedded = self.held_out if unseen is parts.validation and result.refit is None else None
+            if embedded is None:
+                embed_unseen = embedder(self.context, scored.encoder, unseen, "unseen classes")
+                embedded = self._normalised(scored, embed_unseen("vectors"))
             result.rows[results.TRAINED] = score(embedded, metrics)
             result.queries_left_out = queries_left_out(embedded)
-            if (sizes := self.recipe.loss["nested"]) is not None:
+            if self.simpler is not None:
+                embedded = self._score_simpler(result, unseen)
+            elif (sizes := self.recipe.loss["nested"]) is not None:
                 result.sizes = score_sizes(embedded, sizes, metrics, criterion.normalise)
         if last_scores is not None:
             result.rows[results.LAST_EPOCH] = last_scores
         uncertainty: dict[str, float] = {}
-        if has_uncertainty(criterion):
+        if has_uncertainty(criterion) and self.simpler is None:
             of_classes = criterion.uncertainty()
             uncertainty = dict(zip(training_images.classes, of_classes.double().cpu().tolist(), strict=True))
             embed = embedder(self.context, encoder, training_images, "training images")
@@ -565,9 +553,12 @@ class RunSession:
                 return images.vectors, images.labels
 
             result.uncertainty = class_uncertainty(criterion, of_classes, training_images.classes, embed_seen)
-        if parts.validation is not None and result.refit is None:
-            held_out = embedded
-            if parts.test is not None or held_out is None:
+        if self.simpler is not None:
+            result.thresholds = self.simpler.result.thresholds if self.simpler.result else None
+            copy_knowledge(self.folder / SIMPLER, self.folder)
+        elif parts.validation is not None and result.refit is None:
+            held_out = embedded if parts.test is None else self.held_out
+            if held_out is None:
                 embed_held_out = embedder(self.context, encoder, parts.validation, "held-out classes")
                 held_out = self._normalised(learner, embed_held_out("vectors"))
             result.thresholds = store_thresholds(
@@ -579,7 +570,7 @@ class RunSession:
         result.bad_images = dict(self.context.bad)
         for name, part in zip(("train", "validation", "test"), parts):
             if part is not None:
-                result.data[name]["images"] = self._readable(part)
+                result.data[name]["images"] = readable(self.context, part)
         # The time since the images were opened: features, training, evaluations and refit. Earlier processes count
         # until their last checkpoint.
         result.seconds = round(training.facts.seconds, 1)
@@ -593,4 +584,15 @@ class RunSession:
             embedded = embedded._replace(vectors=embedded.vectors.cpu())
             draw_report(self.folder / "report.html", result=result, embedded=embedded, training_images=training_images)
         result.write(self.folder / "result.json")
+        self.result = result
         return result
+
+    def _score_simpler(self, result: Result, unseen: ImageSet) -> EmbeddedSet:
+        """Embed the unseen classes with the simpler model that is kept, and put its scores into the result."""
+        assert self.simpler is not None
+        assert self.simpler.best is not None
+        learner = self.simpler.best
+        embed = embedder(self.context, learner.encoder, unseen, "unseen classes")
+        embedded = self._normalised(learner, embed("vectors"))
+        result.rows[result.kept_row] = score(embedded, self.recipe.train.metrics)
+        return embedded

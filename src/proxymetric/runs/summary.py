@@ -6,6 +6,7 @@ from proxymetric.runs.closed_form import Fit
 from proxymetric.runs.comparison import remarks
 from proxymetric.runs.protocol import CHOSEN_ON_TEST
 from proxymetric.runs.result import Result
+from proxymetric.runs.simplest import Kept
 from proxymetric.runs.whiten import describe_whitening
 
 
@@ -37,6 +38,8 @@ def result_lines(result: Result) -> str:
                 lines[1] += ", of the head that was fitted without them"
     if result.whiten is not None:
         lines.append(describe_whitening(result.whiten))
+    if result.kept is not None:
+        lines.append(str(Kept(**result.kept)))
     if result.skipped_steps:
         lines.append(f"{result.skipped_steps} of {result.steps} steps skipped: loss or gradient not finite")
     if result.bad_images:

@@ -51,7 +51,7 @@ def run_knowledge(run: str | Path | None) -> RunKnowledge:
         return RunKnowledge(trained, tensors["vectors"].float(), labels, uncertainty)
     except (OSError, ValueError, KeyError, IndexError):
         pass
-    for part in (folder / "refit", folder):
+    for part in (folder / "simpler" / "refit", folder / "simpler", folder / "refit", folder):
         try:
             return nothing._replace(trained=[str(name) for name in read_json(part / "run.json")["classes"]])
         except (OSError, ValueError, KeyError, TypeError):
@@ -73,6 +73,15 @@ def knowledge_stamp(run: str | Path | None) -> list[int] | None:
     except OSError:
         return None
     return [stat.st_size, stat.st_mtime_ns]
+
+
+def copy_knowledge(source: Path, folder: Path) -> None:
+    """Give the folder of a run what its simpler model knows about classes; nothing, if that knows nothing."""
+    if not (source / HELD_OUT).is_file():
+        (folder / HELD_OUT).unlink(missing_ok=True)
+        return
+    with replacing(folder / HELD_OUT) as temporary:
+        temporary.write_bytes((source / HELD_OUT).read_bytes())
 
 
 def write_knowledge(folder: Path, knowledge: RunKnowledge) -> None:

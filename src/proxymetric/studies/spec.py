@@ -207,7 +207,8 @@ class Study:
             f"backbones.{backbone.name}.settings": backbone.settings,
             f"rows.{row.name}.settings": row.settings,
         }
-        settings = {key: value for table in tables.values() for key, value in table.items()}
+        # A study compares trainings, so its runs keep the trained model.
+        settings = {"train.keep": "trained"} | {key: value for table in tables.values() for key, value in table.items()}
         places = {key: place for place, table in tables.items() for key in table}
         settings |= {"data.path": data.path, "protocol": cell.protocol, "seed": seed}
         if backbone.weights is not None:
