@@ -19,6 +19,7 @@ from PIL import Image
 
 from left_processes import end_left_processes, mark_session
 from made_once import made_once
+from no_forms import no_forms
 from sampled import SHARE, seed
 
 # Processes that tests start use one thread too: sums depend on the number of threads, and tests compare bits.
@@ -41,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # Examples of modules that need an extra are left out where the extra is not installed.
         serve = Path(__file__).parent.parent / "src" / "proxymetric" / "serve"
         modules = [str(serve / f"{name}.py") for name in ("app", "schemas", "server")]
+        modules.append(str(Path(__file__).parent / "support" / "service.py"))
         config.option.ignore = [*(config.option.ignore or []), *modules]
 
 
@@ -141,7 +143,7 @@ def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def only_training(no_page: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the rows of the closed forms too, which are half of what is left."""
-    monkeypatch.setattr("proxymetric.runs.session.closed_form_rows", lambda *args, **kwargs: {})
+    monkeypatch.setattr("proxymetric.runs.session.closed_form_rows", no_forms)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from campaign_cases import SEED, SHARE, check_sentence, some
+from no_forms import no_forms
 from training_runs import Process, command, run, same_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
@@ -34,7 +35,7 @@ def straight(request, photos, tmp_path_factory):
     """A run that was never interrupted, its kind, and how long it takes in a separate process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("proxymetric.runs.session.draw_report", lambda *args, **kwargs: None)
-        patch.setattr("proxymetric.runs.session.closed_form_rows", lambda *args, **kwargs: {})
+        patch.setattr("proxymetric.runs.session.closed_form_rows", no_forms)
         folder = run(photos, tmp_path_factory.mktemp("straight") / "run", **KINDS[request.param]).folder
     out = tmp_path_factory.mktemp("timed")
     began = time.monotonic()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("mkdocs", reason="the extra `docs` is not installed")
+
 import proxymetric as pm
 from proxymetric.papers import CATALOGUE, CLOSED_FORMS
 from proxymetric.studies import load_study

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import proxymetric as pm
+from no_forms import no_forms
 from proxymetric.encoders import build
 from proxymetric.models.export import Embedder, export, trace
 from proxymetric.models.features import FeatureModel, load_untrained
@@ -47,7 +48,7 @@ def run(photos: Path, weights: Path, tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("runs") / "prompted"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("proxymetric.runs.session.draw_report", lambda *args, **kwargs: None)
-        patch.setattr("proxymetric.runs.session.closed_form_rows", lambda *args, **kwargs: {})
+        patch.setattr("proxymetric.runs.session.closed_form_rows", no_forms)
         trained(photos, folder, **VIT, encoder__weights=str(weights), encoder__tuning="vpt+bitfit")
     return folder
 
@@ -219,7 +220,7 @@ def test_a_damaged_slim_file_is_refused(run, weights, tmp_path):
 
 def test_full_fine_tuning_is_kept_whole_and_frozen_features_are_not(photos, weights, tmp_path, monkeypatch):
     monkeypatch.setattr("proxymetric.runs.session.draw_report", lambda *args, **kwargs: None)
-    monkeypatch.setattr("proxymetric.runs.session.closed_form_rows", lambda *args, **kwargs: {})
+    monkeypatch.setattr("proxymetric.runs.session.closed_form_rows", no_forms)
     pixels = images()
     trained(photos, tmp_path / "full", **VIT, encoder__weights=str(weights))
     said = export(tmp_path / "full", {"slim": tmp_path / "full.safetensors"})

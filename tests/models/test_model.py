@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 import proxymetric as pm
+from no_forms import no_forms
 from proxymetric.models.features import FeatureModel
 from proxymetric.runs.time_on_cpu import PROBED_IMAGES
 from proxymetric.system.files import read_json
@@ -21,7 +22,7 @@ def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run. Only read it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("proxymetric.runs.session.draw_report", lambda *args, **kwargs: None)
-        patch.setattr("proxymetric.runs.session.closed_form_rows", lambda *args, **kwargs: {})
+        patch.setattr("proxymetric.runs.session.closed_form_rows", no_forms)
         folder = tmp_path_factory.mktemp("runs") / "photos"
         answer = train(photos, folder)
     assert answer.code == 0, answer

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from groups import free_port, place
+from no_forms import no_forms
 from proxymetric.core.normalisation import unit
 from proxymetric.data import open_data, split
 from proxymetric.metrics import evaluate
@@ -35,7 +36,7 @@ def study(tmp_path_factory):
     out = tmp_path_factory.mktemp("mlrc") / "study"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("proxymetric.runs.session.draw_report", lambda *args, **kwargs: None)
-        patch.setattr("proxymetric.runs.session.closed_form_rows", lambda *args, **kwargs: {})
+        patch.setattr("proxymetric.runs.session.closed_form_rows", no_forms)
         return out, mlrc("glyphs:40", out=out, **ARGUMENTS)
 
 

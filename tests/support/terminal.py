@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
+from no_forms import no_forms
 from proxymetric.cli import main
 
 TINY = (
@@ -48,7 +49,7 @@ def finished_run(data: Path, folder: Path, *words: object) -> Path:
     session = "proxymetric.runs.session"
     with (
         mock.patch(f"{session}.draw_report", return_value=None),
-        mock.patch(f"{session}.closed_form_rows", return_value={}),
+        mock.patch(f"{session}.closed_form_rows", no_forms),
     ):
         answer = train(data, folder, *words)
     assert answer.code == 0, answer

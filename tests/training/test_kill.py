@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from no_forms import no_forms
 from training_runs import Process, command, kill_in_epoch, records, run, same_run, state, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
@@ -32,7 +33,7 @@ def straight(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Proxy-Anchor with AdamW, never interrupted."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("proxymetric.runs.session.draw_report", lambda *args, **kwargs: None)
-        patch.setattr("proxymetric.runs.session.closed_form_rows", lambda *args, **kwargs: {})
+        patch.setattr("proxymetric.runs.session.closed_form_rows", no_forms)
         return run(photos, tmp_path_factory.mktemp("straight") / "run").folder
 
 

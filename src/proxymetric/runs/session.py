@@ -131,7 +131,6 @@ class RunSession:
     ) -> None:
         if recipe.train.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(recipe.train.deterministic)
         self.recipe = recipe
         self.folder = folder
         self.watcher = watcher
@@ -158,7 +157,6 @@ class RunSession:
         self.context = RunContext(recipe, pick_device(recipe.train.device), world, watcher, {})
         if self.context.device.type == "cuda":
             torch.cuda.set_device(self.context.device)
-            torch.set_float32_matmul_precision("highest" if recipe.train.deterministic else "high")
 
     def run(self) -> Run:
         """Do the whole run."""

@@ -19,7 +19,9 @@ from proxymetric.runs.assemble import train_view
 from proxymetric.runs.auto_method import AUTO, without_auto
 from proxymetric.runs.flags import FLAGS
 from proxymetric.runs.session import Run, RunSession
+from proxymetric.system.device import pick_device
 from proxymetric.system.files import printable
+from proxymetric.system.precision import training_precision
 from proxymetric.system.watcher import Silent, Watcher
 from proxymetric.training.process_group import ProcessGroup, restarts
 
@@ -179,9 +181,10 @@ def _train(
         if resume and earlier_run is None:
             listener.say(f"{folder} holds no run to continue: starting a new one")
         try:
-            return RunSession(
-                checked, folder, listener, earlier_run, overwrite, world, report, chooses, score_test
-            ).run()  # fmt: skip
+            with training_precision(checked.train.deterministic, pick_device(checked.train.device)):
+                return RunSession(
+                    checked, folder, listener, earlier_run, overwrite, world, report, chooses, score_test
+                ).run()  # fmt: skip
         finally:
             listener.close()
 

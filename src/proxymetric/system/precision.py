@@ -8,6 +8,28 @@ import torch
 
 
 @contextmanager
+def training_precision(deterministic: bool, device: torch.device) -> Iterator[None]:
+    """Set what torch computes a training with, and restore it afterwards: a user's own code goes on in this process.
+
+    Args:
+        deterministic: only deterministic algorithms, and float32 products as they are; else products on a GPU may use
+            TF32.
+        device: where the training computes.
+    """
+    was_deterministic, precision = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(deterministic)
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("highest" if deterministic else "high")
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was_deterministic, warn_only=only_warned)
+        if device.type == "cuda":
+            torch.set_float32_matmul_precision(precision)
+
+
+@contextmanager
 def full_precision(device: str = "cpu") -> Iterator[None]:
     """Turn off TF32, bfloat16 products, autocast and gradients, whatever the surrounding training has turned on.
 

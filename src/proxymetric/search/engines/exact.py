@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxymetric.system.precision import full_precision
+
 CHUNK_ROWS = 65_536
 """vectors that are compared with the queries at once, so that the similarities fit into the cache"""
 GROUP = 64
@@ -41,10 +43,15 @@ class Exact:
         Returns:
             Similarities and rows (Q, min(k, M)), nearest first; equal similarities are in the order of the rows.
         """
-        if rows is None and queries.shape[0] == 1:  # all similarities are few
-            if self._array is not None and k > 0:
-                return _search_for_one(queries.numpy(), self._array, k)
-            return top_k(queries @ self.vectors.T, k)
+        if rows is None and queries.shape[0] == 1 and self._array is not None and k > 0:  # all similarities are few
+            return _search_for_one(queries.numpy(), self._array, k)
+        if self._array is None:  # a training in the same process may have turned on TF32
+            with full_precision(self.vectors.device.type):
+                return self._search(queries, k, rows)
+        return self._search(queries, k, rows)
+
+    def _search(self, queries: Tensor, k: int, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Find the nearest vectors of each query, some of the vectors at a time."""
         total = len(self.vectors) if rows is None else len(rows)
         k = min(k, total)
         best = queries.new_empty(len(queries), 0)
