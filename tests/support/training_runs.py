@@ -36,6 +36,7 @@ TINY: dict[str, Any] = {
     "train.metrics": ["R@1", "MAP@R"],
     "train.device": "cpu",
     "train.save_every": 1000,
+    "train.keep": "trained",
     "data.workers": 0,
 }
 """eight steps an epoch on the `photos`, some ten milliseconds each"""

@@ -338,8 +338,11 @@ def _closed_form_scores(
     parts = [known] if others is None or held_out is unseen.images else [known, others]
     rows: dict[str, dict[str, float]] = {}
     folds, scatter = make_folds(known, others, recipe.seed), scatter_of(parts)
+    limits = Limits.of(recipe, encoder.width)._replace(starts=False)
+    if limits.dim is not None and limits.dim < encoder.width:
+        candidates.clear()  # the untrained features have more dimensions than the recipe names
     for name in (name for name in ROWS if name != recipe.method):
-        form, limits = closed_form(name), Limits(None, min(MAX_PRINCIPAL, encoder.width))
+        form = closed_form(name)
         assert form is not None
         fit = choose(name, form, folds, limits)
         vectors = fitted(fit, form, scatter)[1](unit_features(unseen).vectors)
