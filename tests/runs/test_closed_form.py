@@ -114,7 +114,8 @@ def test_every_run_has_rows_of_the_closed_forms_and_they_are_those_of_the_method
     trained = run(letters, tmp_path / "trained", watcher=notes, **settings)
     assert list(trained.result.rows) == ["raw pixels", "untrained encoder", "whitening", "lda", "trained encoder"]
     for name in ("whitening", "lda"):
-        alone = run(letters, tmp_path / name, method=name, **COMPUTED, encoder__pooling="avg+max")
+        same = COMPUTED | {"encoder__pooling": "avg+max", "encoder__dim": LEARN["encoder__dim"]}
+        alone = run(letters, tmp_path / name, method=name, **same)
         assert name not in alone.result.rows
         assert trained.result.rows[name] == pytest.approx(alone.scores, abs=2e-3)
     costs = [line for line in notes.said if "one pass of the untrained backbone over" in line]

@@ -50,6 +50,7 @@ def test_the_more_special_setting_wins():
     assert settings == {
         "loss.margin": 0.2, "loss.scale": 1, "train.epochs": 4, "encoder.backbone": "small",
         "encoder.weights": "w.safetensors", "data.path": "glyphs:60", "protocol": "held-out", "seed": 3,
+        "train.keep": "trained",
     }  # fmt: skip
     there = local_settings(study.tasks()[0], Path("/data"))
     assert (there["data.path"], there["encoder.weights"]) == ("glyphs:60", "/data/w.safetensors")

@@ -177,8 +177,9 @@ class Encoder(nn.Module):
     def add_maximum(self) -> bool:
         """Pool by average + maximum ("avg+max") if the backbone's own pooling is the average of its last map.
 
-        Frozen features are better so (the study cub-frozen-pooling). Encoders with another pooling, transformers, and
-        networks that do more than average (ConvNeXt normalises, too) do not change.
+        Pre-trained features are better so, frozen or trained (the studies cub-frozen-pooling and defaults). Encoders
+        with another pooling, transformers, and networks that do more than average (ConvNeXt normalises, too) do not
+        change.
 
         Returns:
             Whether the pooling changed.
@@ -328,15 +329,16 @@ def build(
             only) or any model name of timm.
         dim: number D of dimensions of the vectors; with head="none", None or the backbone's width.
         size: side of the images in pixels, at least 1.
-        pooling: how the last map or the patch tokens are pooled: "auto" (the backbone's own pooling; training on
-            frozen features adds the maximum to an average, `Encoder.add_maximum`), "avg", "max", "avg+max" or "gem".
+        pooling: how the last map or the patch tokens are pooled: "auto" (the backbone's own pooling; `train` adds the
+            maximum to the average of a pre-trained or frozen network, `Encoder.add_maximum`), "avg", "max", "avg+max"
+            or "gem".
         gem_p: exponent p > 0 of "gem".
         learn_p: train p as well ("gem" only).
         layer_norm: put a LayerNorm before the linear head.
         head: "linear" or "none" (the features are the vectors).
         freeze_bn: what stays fixed of the backbone's BatchNorm in training: "none"; "statistics" (the running mean and
             variance; scale and shift are trained once the warm-up is over, as in the released code of Proxy-Anchor);
-            or "all" of it. False is "none", true is "all".
+            or "all" of it. False is "none", true is "all". A recipe of a pre-trained network has "all" by default.
         bn_eps: epsilon > 0 of the backbone's BatchNorm, for weights that were trained with another epsilon than timm's.
         pretrained: load weights from the model hub, unless `weights` is given; "small" has none and starts random.
         weights: a safetensors file of the backbone's weights under timm's names ("bn_inception": under the names of the

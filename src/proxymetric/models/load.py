@@ -149,7 +149,9 @@ def _load_run(run: Path, which: str, device: torch.device, weights: str | Path |
 
     read_run(run)
     folder = model_folder(run, which)
-    if which == "best" and folder == run:
+    if folder != run:
+        which = "best"
+    elif which == "best":
         _check_parts(run)
     description = read_run(folder)
     checkpoint, description_file = model_file(folder, which), folder / "run.json"

@@ -79,6 +79,7 @@ def _sources(place: str | Path | Place, dim: int, which: str) -> tuple[list[str]
     if not isinstance(parsed, RunFolder):
         return [], []
     run = model_folder(parsed.path, which)
+    which = which if run == parsed.path else "best"
     description = read_run(run)
     names, recipe = description["classes"], description["recipe"]
     if not 0 < len(names) <= MAX_CLASSES:

@@ -230,7 +230,7 @@ def model_folder(run: str | Path, which: str = "best") -> Path:
     """The folder with the checkpoint and the `run.json` of a model of a run.
 
     "best" is the simpler model that the run keeps (`runs.simplest`), the one refitted on all classes, or that of the
-    chosen epoch; the first two have folders of their own inside the run.
+    chosen epoch; the first two have folders of their own inside the run. After a refit it is "last", too.
 
     Args:
         run: folder of the run.
@@ -238,7 +238,7 @@ def model_folder(run: str | Path, which: str = "best") -> Path:
     """
     run = Path(run)
     one_of("which", which, FILES)
-    for part in (SIMPLER, REFIT) if which == "best" else ():
+    for part in {"best": (SIMPLER, REFIT), "last": (REFIT,), "chosen": ()}[which]:
         if (run / part / "result.json").is_file():
             return model_folder(run / part)
     return run

@@ -24,6 +24,7 @@ from proxymetric.features.cache import cached_features
 from proxymetric.papers import method as make_method
 from proxymetric.papers import rows
 from proxymetric.papers.class_counts import listed_classes, uses_frequency, with_class_counts
+from proxymetric.runs.defaults import is_pretrained
 from proxymetric.runs.recipe import Recipe
 from proxymetric.runs.score import EmbeddedSet
 from proxymetric.system.watcher import Watcher
@@ -141,9 +142,9 @@ def open_split(recipe: Recipe, watcher: Watcher) -> tuple[ImageSet, Split]:
 
 
 def make_encoder(recipe: Recipe) -> Encoder:
-    """Build the encoder of a recipe; with `--frozen` a network that averages its last map adds the maximum to it."""
+    """Build the encoder of a recipe; a pre-trained or frozen network that averages its last map adds the maximum."""
     encoder = build(**recipe.encoder, size=recipe.view["size"])
-    if recipe.train.frozen and recipe.encoder["pooling"] == "auto":
+    if recipe.encoder["pooling"] == "auto" and (recipe.train.frozen or is_pretrained(recipe.encoder)):
         encoder.add_maximum()
     return encoder
 

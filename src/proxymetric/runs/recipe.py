@@ -31,6 +31,7 @@ from typing import Any
 from proxymetric.arguments.checks import MAX_DIM, SIZES
 from proxymetric.arguments.recipe_keys import everyday_hint
 from proxymetric.arguments.signatures import did_you_mean, fit, one_of
+from proxymetric.runs.defaults import imply_defaults
 from proxymetric.runs.protocol import MLRC, PROTOCOLS
 from proxymetric.system.files import read_toml
 from proxymetric.training.options import TrainOptions
@@ -329,6 +330,7 @@ def check(raw: Mapping[str, Any]) -> Recipe:
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= MAX_SEED:
         raise ValueError(f"seed: got {seed!r}, expected a whole number of at least 0 and at most {MAX_SEED}")
     imply_settings(method, protocol, tables)
+    imply_defaults(tables)
     encoder = complete("encoder", tables["encoder"], build, without=("size",))
     one_of("encoder.pooling", encoder["pooling"], POOLINGS)
     if encoder["dim"] is not None and not 1 <= encoder["dim"] <= MAX_DIM:

@@ -299,7 +299,7 @@ class RunSession:
             if encoder.report is not None:
                 self.watcher.say(str(encoder.report))
             if encoder.config["pooling"] != recipe.encoder["pooling"]:
-                self.watcher.say("frozen features: average + maximum of the last map (encoder.pooling='avg+max')")
+                self.watcher.say("features: average + maximum of the last map (encoder.pooling='avg+max')")
             if context.device.type == "cpu" and context.world.size == 1 and folder == self.folder:
                 counts = (len(training), len(validation or ()), len(unseen or ()))
                 if message := slow_training(recipe, encoder, *counts):

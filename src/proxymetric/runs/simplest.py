@@ -149,14 +149,14 @@ def simplest(scores: HeldOutScores) -> Kept | None:
 
 def closed_form_recipe(recipe: Recipe, name: str) -> Recipe:
     """The recipe of a closed form on the data and the backbone of a recipe."""
-    said = recipe.changed
+    given = recipe.changed
     tables = {
-        table: {key: value for key, value in said.get(table, {}).items() if key not in without}
+        table: {key: value for key, value in given.get(table, {}).items() if key not in without}
         for table, without in SAME_FOR_CLOSED_FORMS.items()
     }
     if name == "untrained":
         tables["encoder"].pop("dim", None)  # the features are kept as they are
-    train = {key: value for key, value in said.get("train", {}).items() if key in TRAIN_KEYS}
+    train = {key: value for key, value in given.get("train", {}).items() if key in TRAIN_KEYS}
     raw = {"method": name, "protocol": recipe.protocol, "seed": recipe.seed, **tables, "train": train}
     return recipes.check(recipes.merged(raw, {"encoder": {"pooling": recipe.encoder["pooling"]}}))
 

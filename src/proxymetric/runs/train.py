@@ -17,6 +17,7 @@ from proxymetric.runs import recipe as recipes
 from proxymetric.runs import same_everywhere
 from proxymetric.runs.assemble import train_view
 from proxymetric.runs.auto_method import AUTO, without_auto
+from proxymetric.runs.defaults import earlier_schedule
 from proxymetric.runs.flags import FLAGS
 from proxymetric.runs.session import Run, RunSession
 from proxymetric.system.device import pick_device
@@ -169,7 +170,9 @@ def _train(
         earlier_run = world.from_first(lambda: folders.claim(folder, resume, overwrite))
         if earlier_run is not None:
             overrides = {key: value for key, value in raw.items() if key != "method" or not chooses}
-            raw = recipes.merged(earlier_run["said"], overrides)
+            longer = "epochs" in overrides.get("train", {})
+            begun = earlier_schedule(earlier_run["recipe"]) if longer else {}
+            raw = recipes.merged(begun, earlier_run["said"], overrides)
         checked = recipes.check(raw)
         same_everywhere.check_recipe(world, checked)
         _try_view(train_view(checked))

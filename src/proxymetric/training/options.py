@@ -55,11 +55,13 @@ class TrainOptions:
         weight_decay: weight decay of all parameters.
         momentum: momentum of "sgd".
         betas: betas of "adam" and "adamw".
-        warmup: epochs in which only head and proxies are trained.
+        warmup: epochs in which only head and proxies are trained. A recipe of a pre-trained network that is trained as
+            a whole has 5 by default, at most a quarter of its epochs.
         decay: schedule of the learning rates: "none", "step" (times `decay_by` every `decay_every` epochs), "cosine"
             (over `decay_every` epochs; None: over all) or "plateau" (times `decay_by` after `decay_every` evaluations
             without a better `monitor`).
-        decay_every: number of epochs, see `decay`.
+        decay_every: number of epochs, see `decay`. A recipe of a pre-trained network that is trained as a whole has an
+            eighth of its epochs by default, from 1 to 5.
         decay_by: factor of the learning rates, see `decay`.
         clip_value: each entry of a gradient is clipped to this absolute value.
         clip_norm: the norm of all gradients together is clipped to this value.
@@ -72,8 +74,7 @@ class TrainOptions:
             scores differ a little. The scores of the result are always those of float32.
         patience: evaluations without improvement after which training stops. None: never.
         save_every: optimiser steps between checkpoints.
-        frozen: train head and proxies on cached features of the backbone. With encoder.pooling="auto", a network that
-            averages its last map adds the maximum to the average.
+        frozen: train head and proxies on cached features of the backbone.
         refit: after this training, train again on all classes, for the number of epochs that the held-out classes
             chose. A method in closed form does so unless this is false.
         start: "whitening" or "lda" starts the head from this closed form on the features of the backbone before
