@@ -12,7 +12,7 @@ import proxymetric as pm
 from proxymetric.system.files import read_json
 from terminal import bytes_of, proxymetric, refused, train
 
-HELD_OUT = ("--set", "data.validation=0.5")
+HELD_OUT = ("--set", "data.validation=0.5", "--set", "train.keep=trained")
 
 
 @pytest.fixture(scope="module")

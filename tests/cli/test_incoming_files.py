@@ -243,7 +243,7 @@ def divided(root: Path, *, shared: bool) -> Path:
 
 def test_a_split_trains_and_is_evaluated_as_one(tmp_path):
     data = divided(tmp_path, shared=False)
-    answer = train(data, tmp_path / "run")
+    answer = train(data, tmp_path / "run", "--set", "train.keep=trained")
     assert answer.code == 0, answer
     assert "24 images of 6 classes to train on, 12 images of 3 classes held out to choose the epoch" in answer.err
     assert "12 images of 3 classes to test on" in answer.err

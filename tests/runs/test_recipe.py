@@ -72,11 +72,33 @@ def test_both_sets_have_the_same_recipes_of_the_papers_size():
 def test_defaults_are_those_of_the_signatures():
     empty = check({})
     assert empty.data == DataOptions()
-    assert empty.train == TrainOptions()
+    assert check({"encoder": {"backbone": "small"}}).train == TrainOptions()
     assert empty.loss["margin"] == 0.1
     assert empty.encoder["backbone"] == "resnet50"
     assert empty.view["size"] == 224
     assert check({"encoder": {"backbone": "small"}}).view["size"] == 32
+
+
+@pytest.mark.parametrize(
+    ("encoder", "train", "freeze_bn", "warmup", "decay_every"),
+    [
+        ({}, {}, "all", 5, 5),
+        ({}, {"epochs": 16}, "all", 4, 2),
+        ({}, {"epochs": 3}, "all", 0, 1),
+        ({}, {"decay": "cosine"}, "all", 5, None),
+        ({"freeze_bn": "none"}, {"warmup": 1, "decay_every": 10}, "none", 1, 10),
+        ({}, {"frozen": True}, False, 1, 10),
+        ({"pretrained": False}, {}, False, 1, 10),
+        ({"backbone": "vit_tiny_patch16_224", "tuning": "vpt"}, {}, False, 1, 10),
+    ],
+)
+def test_defaults_of_a_pretrained_network_that_is_trained(
+    encoder: dict, train: dict, freeze_bn: object, warmup: int, decay_every: int
+) -> None:
+    recipe = check({"encoder": encoder, "train": train})
+    assert (recipe.encoder["freeze_bn"], recipe.train.warmup, recipe.train.decay_every) == (
+        freeze_bn, warmup, decay_every
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from proxymetric.models.hub_client import on_disk
 from proxymetric.models.load import is_run, load, read_run
 from proxymetric.models.model import Model
 from proxymetric.models.place import RunFolder, SlimFile, place_of
+from proxymetric.models.run_folder import model_folder
 
 
 class FeatureModel(Model):
@@ -46,11 +47,11 @@ class FeatureModel(Model):
         return self.encoder.features(self.encoder.place(pixels)).float().cpu()
 
 
-def is_frozen(run: str | Path) -> bool:
-    """Whether the backbone of a run, of a slim file or of a shared model was frozen in training."""
+def is_frozen(run: str | Path, which: str = "best") -> bool:
+    """Whether the backbone of a model of a run, of a slim file or of a shared model was frozen in training."""
     place = place_of(run)
     if isinstance(place, RunFolder):
-        return bool(read_run(place.path)["recipe"]["train"]["frozen"])
+        return bool(read_run(model_folder(place.path, which))["recipe"]["train"]["frozen"])
     if isinstance(place, SlimFile):
         from proxymetric.system.checkpoint import Checkpoint
 
@@ -89,7 +90,8 @@ def load_untrained(run: str | Path, device: str | torch.device | None = None) ->
         return FeatureModel.of(load(run, device=device))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe["seed"])
-        encoder = build(**recipe["encoder"], size=recipe["view"]["size"])
+        pooling = description["encoder"]["pooling"]  # "auto" may have become "avg+max"
+        encoder = build(**recipe["encoder"] | {"pooling": pooling}, size=recipe["view"]["size"])
     return FeatureModel(
         encoder.to(pick_device(str(device or "auto"))),
         normalise=description["normalise"],

@@ -28,7 +28,7 @@ def is_pretrained(encoder: Mapping[str, Any]) -> bool:
 
 
 def imply_defaults(tables: Mapping[str, dict[str, Any]]) -> None:
-    """Fill in the defaults of a pre-trained network all of whose weights are trained.
+    """Fill in the defaults of a pre-trained network all of whose weights are trained, and those of a cosine.
 
     Its BatchNorm is fixed, since a batch of few classes has other statistics than all images. New layers get some
     epochs alone, since their first gradients would disturb the trained weights, and the rates fall soon, since such a
@@ -48,6 +48,8 @@ def imply_defaults(tables: Mapping[str, dict[str, Any]]) -> None:
         {'epochs': 10, 'warmup': 2, 'decay_every': 1}
     """
     encoder, train = tables["encoder"], tables["train"]
+    if train.get("decay") == "cosine":
+        train.setdefault("decay_every", "none")  # over all epochs
     whole = encoder.get("tuning", "full") == "full" and train.get("frozen") is not True
     if not (whole and is_pretrained(encoder)):
         return

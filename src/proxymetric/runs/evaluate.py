@@ -17,6 +17,7 @@ from proxymetric.models.embedding import embed_images
 from proxymetric.models.features import FeatureModel, is_frozen, load_untrained
 from proxymetric.models.load import is_run, load, load_model, next_to, read_run, unfinished
 from proxymetric.models.model import Model
+from proxymetric.models.run_folder import SIMPLER, keeps_simpler
 from proxymetric.runs.comparison import UNTRAINED_MEANS, Comparison, advice, compare
 from proxymetric.runs.evaluation_set import class_notes, evaluation_set
 from proxymetric.runs.missing_thresholds import add_missing_thresholds
@@ -133,9 +134,10 @@ def evaluate_run(
     for opening_note in images.notes:
         watcher.say(opening_note)
     EmbeddedSet(images, torch.empty(len(images), 0), np.arange(len(images)), differs).sides()  # refuses a wrong column
-    untrained = untrained and other is None
-    trained, baseline, reason = _embed_both(run, model, images, untrained, device, watcher)
-    titles = (UNTRAINED, TRAINED)
+    title = _title(run, which)
+    untrained = untrained and other is None and title != UNTRAINED
+    trained, baseline, reason = _embed_both(run, which, model, images, untrained, device, watcher)
+    titles = (UNTRAINED, title)
     if other is not None:
         baseline, titles = (
             _embed(other, images, watcher, f"embedding by {against}", again=True),
@@ -235,6 +237,14 @@ def draw_evaluation(page: Path, run: str, evaluation: Evaluation) -> Path:
     )
 
 
+def _title(run: str | Path, which: str) -> str:
+    """What a model is called beside the untrained encoder: by its closed form, if the run keeps one."""
+    if which != "best" or not is_run(run) or not keeps_simpler(run):
+        return TRAINED
+    name = str(read_run(Path(run) / SIMPLER)["recipe"]["method"])
+    return {"untrained": UNTRAINED}.get(name, name)
+
+
 def _about_training(run: str | Path, model: Model, comparison: Comparison, untrained: bool, reason: str) -> list[str]:
     """What to do if training has not helped, and what the row of the untrained encoder means or why it is missing."""
     sentences = []
@@ -265,14 +275,14 @@ def _embed(model: Model, images: ImageSet, watcher: Watcher, what: str, again: b
 
 
 def _embed_both(
-    run: str | Path, model: Model, images: ImageSet, untrained: bool, device: str | None, watcher: Watcher
+    run: str | Path, which: str, model: Model, images: ImageSet, untrained: bool, device: str | None, watcher: Watcher
 ) -> tuple[EmbeddedSet, EmbeddedSet | None, str]:
     """Embed a set by the trained and by the untrained encoder.
 
     Returns:
         The set embedded by each encoder, and the reason if the second is None.
     """
-    if untrained and is_frozen(run):
+    if untrained and is_frozen(run, which):
         # The backbone was not trained: one pass computes its features, and the head maps them to the vectors.
         features = FeatureModel.of(model)
         baseline = _embed(features, images, watcher, "embedding")
