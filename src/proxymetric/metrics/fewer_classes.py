@@ -2,10 +2,10 @@
 
 A query with C classes in its gallery is compared with its own class and n - 1 of the C - 1 others, drawn at random.
 
-    R@1     If items of m other classes are nearer than the nearest relevant item, no draw of n - 1 classes without them
-            loses the query: the mean over all draws is exactly binom(C - 1 - m, n - 1) / binom(C - 1, n - 1).
-    MAP@R   1/R * sum over j <= R of j / (j + x_j) where j + x_j <= R: x_j items of the drawn classes are nearer than the
-            j-th relevant item. The mean over `DRAWS` draws.
+    R@1     If items of m other classes are nearer than the nearest relevant item, a draw that holds none of them finds
+            it: the mean over all draws is exactly binom(C - 1 - m, n - 1) / binom(C - 1, n - 1).
+    MAP@R   1/R * sum over j <= R of j / (j + x_j) where j + x_j <= R: x_j items of the drawn classes are nearer than
+            the j-th relevant item. The mean over `DRAWS` draws.
 
 A range is that of whole sets of n classes, queries and gallery: between its ends lie 9 of 10 of the draws.
 """

@@ -16,6 +16,7 @@ class CheckpointFacts:
         baselines: the scores before training; None in a refit.
         weights: the weights file and what its header changed; None without such a file.
         closed_form: what the head was computed with before training (`runs.closed_form.Fit`); None for a random head.
+        fewer_classes: the scores before training among fewer classes; None in a refit.
         earlier_seconds: time that earlier processes spent on the run.
         clock: seconds since this process began.
     """
@@ -26,6 +27,7 @@ class CheckpointFacts:
     earlier_seconds: float
     clock: Callable[[], float]
     closed_form: dict[str, Any] | None = None
+    fewer_classes: dict[str, list[Any]] | None = None
 
     @property
     def seconds(self) -> float:
@@ -35,5 +37,5 @@ class CheckpointFacts:
     def as_dict(self) -> dict[str, Any]:
         """The facts as the checkpoint stores them."""
         facts: dict[str, Any] = {"bad": self.bad, "before": self.baselines, "weights": self.weights}
-        facts |= {"closed_form": self.closed_form}
+        facts |= {"closed_form": self.closed_form, "fewer_classes": self.fewer_classes}
         return {key: value for key, value in facts.items() if value is not None} | {"seconds": self.seconds}

@@ -268,6 +268,16 @@ def describe(embedded: EmbeddedSet) -> str:
     return f"{len(embedded.kept)} images of {classes} classes{other}"
 
 
+def name_classes(kind: str, counts: Mapping[str, Any]) -> str:
+    """Name classes with their numbers.
+
+    Example:
+        >>> name_classes("held-out", {"classes": 8, "images": 120})
+        '8 held-out classes (120 images)'
+    """
+    return f"{counts['classes']} {kind} classes ({counts['images']} images)"
+
+
 def images_per_class(embedded: EmbeddedSet) -> str:
     """Say how many images the classes of a set have.
 

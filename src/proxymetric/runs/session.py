@@ -30,7 +30,6 @@ from proxymetric.runs.assemble import (
     RunContext,
     check_loss,
     class_counts,
-    embed_pixels,
     embedder,
     eval_view,
     images_by_class,
@@ -39,6 +38,7 @@ from proxymetric.runs.assemble import (
     make_pool,
     open_split,
     scored_on,
+    small_pixels,
     train_feed,
 )
 from proxymetric.runs.auto_method import choose_method, describe_trials
@@ -47,6 +47,7 @@ from proxymetric.runs.class_uncertainty import class_uncertainty, has_uncertaint
 from proxymetric.runs.closed_form import Fit, closed_form_rows, compute_head, nothing_trained
 from proxymetric.runs.divergence import check_trained
 from proxymetric.runs.evaluation_set import known_classes
+from proxymetric.runs.fewer_classes import among_fewer
 from proxymetric.runs.mean_cosine import cosine_meter
 from proxymetric.runs.recipe import Recipe
 from proxymetric.runs.report import draw_report
@@ -68,9 +69,6 @@ from proxymetric.training.learner import Learner
 from proxymetric.training.optim import autocast_type, first_rates, warmup_message
 from proxymetric.training.process_group import ProcessGroup
 from proxymetric.training.trainer import Trainer
-
-MAX_PIXELS_SIDE = 64
-"""images up to this side are also scored as raw pixels, as a baseline"""
 
 
 @dataclass
@@ -301,7 +299,7 @@ class RunSession:
             folder,
             self.watcher,
             score=None if validation is None else self._scorer(learner, validation),
-            scored_on=scored_on(recipe),
+            scored_on="" if validation is None else scored_on(recipe, validation),
             pool=make_pool(context, encoder, feed) if "pool" in learner.criterion.needs else None,
             mean_cosine=cosine_meter(context, encoder, training, feed),
             facts=facts.as_dict,
@@ -313,7 +311,7 @@ class RunSession:
             with parallel.gathered_parameters(encoder):
                 held_out = validation if recipe.protocol == "held-out" else None
                 baselines = functools.partial(self._baselines, encoder, training, held_out, unseen)
-                facts.baselines = context.world.from_first(baselines)
+                facts.baselines, facts.fewer_classes = context.world.from_first(baselines)
         if trainer.resume(resumes):
             self.watcher.say(f"continuing from epoch {trainer.epoch}, step {trainer.step}")
         if message := warmup_message(recipe.train, trainer.optimizer, trainer.epoch, trainer.epochs):
@@ -375,7 +373,7 @@ class RunSession:
         """Make the function that scores the learner on the classes that choose the epoch."""
         options, device = self.recipe.train, self.context.device
         precision = autocast_type(options.amp, device) if options.evaluate_amp else None
-        embed = embedder(self.context, learner.encoder, validation, scored_on(self.recipe), precision)
+        embed = embedder(self.context, learner.encoder, validation, scored_on(self.recipe, validation), precision)
 
         def score_learner() -> dict[str, float]:
             return score(self._normalised(learner, embed("vectors")), self.recipe.train.metrics)
@@ -408,6 +406,7 @@ class RunSession:
         return CheckpointFacts(
             bad=self.context.bad,
             baselines=stored.get("before"),
+            fewer_classes=stored.get("fewer_classes"),
             weights=weights,
             earlier_seconds=stored.get("seconds", 0.0),
             clock=lambda: time.perf_counter() - self.started,
@@ -435,14 +434,14 @@ class RunSession:
 
     def _baselines(
         self, encoder: Encoder, training: ImageSet, held_out: ImageSet | None, unseen: ImageSet
-    ) -> dict[str, dict[str, float]]:
-        """The scores of small images' raw pixels, of the untrained backbone's features, and of closed forms on them."""
-        metrics, rows = self.recipe.train.metrics, {}
-        if self.recipe.view["size"] <= MAX_PIXELS_SIDE:
-            rows[results.PIXELS] = score(embed_pixels(self.context, unseen), metrics)
+    ) -> tuple[dict[str, dict[str, float]], dict[str, list[Any]]]:
+        """Scores of small images' raw pixels, the backbone's features and closed forms; among fewer classes too."""
+        pixels = small_pixels(self.context, unseen)
         features = embedder(self.context, encoder, unseen, "unseen classes, untrained")("features")
-        rows[results.UNTRAINED] = score(features, metrics)
-        return rows | closed_form_rows(self.context, encoder, training, held_out, features)
+        sets = ({} if pixels is None else {results.PIXELS: pixels}) | {results.UNTRAINED: features}
+        rows = {name: score(embedded, self.recipe.train.metrics) for name, embedded in sets.items()}
+        fewer = {name: among_fewer(embedded, rows[name]) for name, embedded in sets.items()}
+        return rows | closed_form_rows(self.context, encoder, training, held_out, features), fewer
 
     def _refit(self, images: ImageSet, epochs: float) -> tuple[Learner, ImageSet, dict[str, Any]]:
         """Train a new model on all classes but the test classes, for the number of epochs that was chosen.
@@ -549,6 +548,8 @@ class RunSession:
             embed_unseen = embedder(self.context, scored.encoder, unseen, "unseen classes")
             embedded = self._normalised(scored, embed_unseen("vectors"))
             result.rows[results.TRAINED] = score(embedded, metrics)
+            if fewer := among_fewer(embedded, result.scores):
+                result.fewer_classes = (training.facts.fewer_classes or {}) | {results.TRAINED: fewer}
             result.queries_left_out = queries_left_out(embedded)
             if (sizes := self.recipe.loss["nested"]) is not None:
                 result.sizes = score_sizes(embedded, sizes, metrics, criterion.normalise)
