@@ -187,6 +187,9 @@ def test_the_page_stands_beside_the_run(photos, run):
     for part in ("untrained encoder", "trained encoder", "difference", "What it finds", "80 images of 10 classes"):
         assert part in text
     assert 'class="range"' in text, "intervals"
+    for name in ("raw pixels", "untrained encoder", "trained encoder"):
+        assert re.search(rf"{name}, 10 classes: MAP@R [\d.]+ %<", text), "drawn against the number of classes"
+    assert re.search(r"^R@1 [\d.]+ %: of 100 images of the 10 classes \(80 images\), \d+ find an", answer.out, re.MULTILINE)
     assert bytes_of(run) == before
     again = proxymetric("evaluate", run, "--data", photos, "--split", "all", "--metrics", "R@1,MAP@R")
     assert again.code == 0, again

@@ -8,8 +8,8 @@ from typing import Any
 
 from proxymetric.plots.escaping import escaped
 
-WIDTH, HEIGHT = 460, 290
-LEFT, RIGHT, TOP, BOTTOM = 40, 16, 34, 44
+WIDTH, HEIGHT = 400, 262
+LEFT, RIGHT, TOP, BOTTOM = 38, 16, 34, 44
 METRICS = ("R@1", "MAP@R")
 COLOURS = ("var(--series-0)", "var(--series-1)", "var(--series-2)")
 """of the lines, from the last row of the table upwards: the first is that of the encoder that the page is about"""
@@ -20,6 +20,8 @@ INK, GRID = "var(--soft)", "var(--line)"
 
 def fewer_classes_html(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Draw two charts with one legend: a line for each row, which differs from others in colour, dashes and marks.
+
+    The last row has a band from low to high.
 
     Args:
         rows: by name, records of `classes` and, as fractions, [mean, low, high] of R@1 and MAP@R; at most three rows.
@@ -48,7 +50,7 @@ def _chart(metric: str, rows: list[tuple[str, Sequence[Mapping[str, Any]]]]) -> 
     if not rows:
         return ""
     numbers = sorted({each["classes"] for _, records in rows for each in records})
-    lowest = 100 * min(each[metric][1] for _, records in rows for each in records)
+    lowest = 100 * min(min(each[metric]) for _, records in rows for each in records)
     step = 20 if lowest < 50 else 10 if lowest < 80 else 5
     floor = max(0, step * math.floor(lowest / step))
     first, last = math.log2(numbers[0]), math.log2(numbers[-1])
@@ -66,12 +68,11 @@ def _chart(metric: str, rows: list[tuple[str, Sequence[Mapping[str, Any]]]]) -> 
         parts.append(_text(LEFT - 8, place + 4, str(value), "end"))
     parts += [_text(x(number), HEIGHT - BOTTOM + 20, f"{number:,}", "middle") for number in numbers]
     parts.append(_text((LEFT + WIDTH) / 2, HEIGHT - 4, "classes in the gallery", "middle"))
-    lines = list(enumerate(rows))[::-1]  # the first row is drawn above the others
-    for number, (_, records) in lines:
-        upper = [f"{x(each['classes']):.1f},{y(each[metric][2]):.1f}" for each in records]
-        lower = [f"{x(each['classes']):.1f},{y(each[metric][1]):.1f}" for each in reversed(records)]
-        parts.append(f'<polygon points="{" ".join(upper + lower)}" fill="{COLOURS[number]}" fill-opacity=".13"/>')
-    for number, (name, records) in lines:
+    of_page = rows[0][1]
+    upper = [f"{x(each['classes']):.1f},{y(each[metric][2]):.1f}" for each in of_page]
+    lower = [f"{x(each['classes']):.1f},{y(each[metric][1]):.1f}" for each in reversed(of_page)]
+    parts.append(f'<polygon points="{" ".join(upper + lower)}" fill="{COLOURS[0]}" fill-opacity=".14"/>')
+    for number, (name, records) in list(enumerate(rows))[::-1]:  # the first row is drawn above the others
         points = " ".join(f"{x(each['classes']):.1f},{y(each[metric][0]):.1f}" for each in records)
         parts.append(
             f'<polyline points="{points}" fill="none" stroke="{COLOURS[number]}" stroke-width="2" '

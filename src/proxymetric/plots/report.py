@@ -28,9 +28,9 @@ SIZES_NOTE = (
     "or as signs (bits, without re-ranking), in per cent."
 )
 FEWER_NOTE = (
-    "The same images, searched among some of these classes: two, four, and so on up to all of them. A line is the mean "
-    "over all choices of so many classes; within the band of its colour lie 9 of 10 choices. With few classes a search "
-    "is easy: compare scores only at the same number of classes, and expect lower ones with more."
+    "The same images, searched among some of these classes only. A line is the mean over all choices of so many "
+    "classes; for the solid line, 9 of 10 choices lie in the band (all classes are one choice). Among few classes a "
+    "search is easy: compare scores at the same number of classes, and expect lower ones with more."
 )
 PAGE_MARK = '<meta name="generator" content="proxymetric">'
 """what every page holds near its beginning, so that a page is recognised before it is replaced"""

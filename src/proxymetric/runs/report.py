@@ -215,6 +215,7 @@ def _head(file: Path) -> bytes:
 def _facts(result: Result, embedded: EmbeddedSet) -> dict[str, str]:
     """The facts at the head of the page, without those that an older result lacks."""
     recipe = result.recipe
+    classes = result.scored_classes
     trained = result.refit or {**result.data["train"], "parameters": result.parameters}
     chosen = str(round(result.chosen_epoch, 2))
     if result.protocol == "papers":
@@ -224,7 +225,7 @@ def _facts(result: Result, embedded: EmbeddedSet) -> dict[str, str]:
         "backbone": recipe["encoder"]["backbone"],
         "tuning": _tuning("head alone" if recipe["train"]["frozen"] else recipe["encoder"].get("tuning", "full")),
         "data": f"{result.data['name']}: {trained['images']} images of {trained['classes']} classes in training",
-        "evaluated on": f"{describe(embedded)}: {result.scored_classes}",
+        "evaluated on": f"{describe(embedded)}: {classes}" if embedded.has_sides else classes,
         "images per class": images_per_class(embedded),
         "protocol": result.protocol,
         "chosen epoch": chosen,

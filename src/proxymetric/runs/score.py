@@ -65,6 +65,11 @@ class EmbeddedSet(NamedTuple):
         return mask if mask.any() else None
 
     @property
+    def has_sides(self) -> bool:
+        """Whether some images are only queries or only found, or some results of a query do not count."""
+        return self.gallery is not None or self.distractors is not None or self.differs is not None
+
+    @property
     def query_rows(self) -> Tensor:
         """The rows of `vectors` that are queries."""
         gallery, distractors = self.gallery, self.distractors
