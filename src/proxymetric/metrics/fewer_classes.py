@@ -98,13 +98,14 @@ def fewer_classes(
     depths[queries.to(depths.device)] = task.candidates
     for table in task.run(depths, only_hits=True):
         table = ResultTable(*(column.cpu() for column in table))
-        own = torch.searchsorted(present, task.labels[table.queries.to(task.labels.device)].cpu())
+        query_classes = torch.searchsorted(present, task.labels[table.queries.to(task.labels.device)].cpu())
         rows = max(1, MAX_CELLS // (int(table.relevant.max()) * max(len(present), DRAWS)))
-        for part in torch.arange(len(own)).split(rows):
+        for part in torch.arange(len(query_classes)).split(rows):
             nearer = _nearer(ResultTable(*(column[part] for column in table)), item_numbers, len(present))
             first = (nearer[:, 0] > 0).sum(1)
             for place, size in enumerate(sizes):
-                values, inside = _values(nearer, table.relevant[part], own[part], draws, size)
+                sets = draws[:1] if size == len(present) else draws  # all classes are one set
+                values, inside = _values(nearer, table.relevant[part], query_classes[part], sets, size)
                 sums[place, 0] += _share_of_draws(len(present), size)[first].sum()
                 sums[place, 1] += values[1].mean(1).sum()
                 of_sets[place] += (values * inside).sum(1)
@@ -162,13 +163,13 @@ def _nearer(table: ResultTable, item_numbers: Tensor, classes: int) -> Tensor:
     return torch.bincount(cells, minlength=count * deepest * classes).view(count, deepest, classes).cumsum(1).float()
 
 
-def _values(nearer: Tensor, relevant: Tensor, own: Tensor, draws: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def _values(nearer: Tensor, relevant: Tensor, query_classes: Tensor, draws: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """R@1 and MAP@R of each query among its own class and size - 1 others, for each draw.
 
     Args:
         nearer: (n, R, C); see `_nearer`.
         relevant: (n,) relevant items.
-        own: (n,) the class of each query, as a number below C.
+        query_classes: (n,) the class of each query, as a number below C.
         draws: (DRAWS, C) classes in random orders.
         size: the number of classes.
 
@@ -177,7 +178,7 @@ def _values(nearer: Tensor, relevant: Tensor, own: Tensor, draws: Tensor, size: 
     """
     count, deepest, classes = nearer.shape
     members = torch.zeros(len(draws), classes).scatter_(1, draws[:, :size], 1.0)
-    inside = members[:, own].T > 0
+    inside = members[:, query_classes].T > 0
     # Counts below 2^24 are exact in float32. Where the class of the query is not among the first n of an order, its
     # others are the first n - 1.
     drawn = (nearer.view(-1, classes) @ members.T).view(count, deepest, -1)

@@ -25,7 +25,7 @@ def among_fewer(embedded: EmbeddedSet, scores: Mapping[str, float], distance: st
 
     Returns:
         Records of `classes` and, for R@1 and MAP@R, mean and range of sets of so many classes; see
-        `metrics.fewer_classes`. Empty if there are too few classes or images.
+        `metrics.fewer_classes`. Empty if there are too few classes or images for two numbers of classes.
 
     Example:
         >>> import numpy as np, torch
@@ -39,8 +39,9 @@ def among_fewer(embedded: EmbeddedSet, scores: Mapping[str, float], distance: st
     for classes, values in fewer_classes(**embedded.sides(), distance=distance):
         rounded = {name: [round(value, PLACES) for value in estimate] for name, estimate in values.items()}
         records.append({"classes": classes} | rounded)
-    if records:
-        records[-1] |= {name: 3 * [round(scores[name], PLACES)] for name in records[-1] if name in scores}
+    if len(records) < 2:
+        return []
+    records[-1] |= {name: 3 * [round(scores[name], PLACES)] for name in records[-1] if name in scores}
     return records
 
 
