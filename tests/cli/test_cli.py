@@ -158,7 +158,7 @@ def test_the_recipes_are_listed_with_their_first_sentence():
 def test_training_says_what_it_does(run, told, photos):
     answer = told[0]
     assert f"{photos.name}: 64 images of 8 classes to train on, 16 images of 2 classes held out" in answer.err
-    for line in ("epoch   0  held-out classes: R@1", "epoch   1  held-out", "epoch   2  held-out"):
+    for line in ("epoch   0  2 held-out classes (16 images): R@1", "epoch   1  2 held-out", "epoch   2  2 held-out"):
         assert line in answer.err
     for row in ("raw pixels", "untrained encoder", "trained encoder"):
         assert re.search(rf"{row}\W+[\d.]+\W+[\d.]+", answer.out)
@@ -478,7 +478,7 @@ def test_training_ends_with_what_to_do_next(run, told):
     for verb in ("evaluate", "index"):
         assert f"  proxymetric {verb} {run}" in told[0].err
     assert "  proxymetric search all.index unknown.jpg" in told[0].err
-    assert "on held-out classes, not trained on, but they chose the epoch, %" in told[0].out
+    assert "on 2 held-out classes (16 images), not trained on, but they chose the epoch, %" in told[0].out
 
 
 def test_the_help_explains_both_average_precisions():

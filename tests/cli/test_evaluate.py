@@ -34,7 +34,7 @@ def frozen(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def columns(out: str) -> dict[str, list[float]]:
     """The scores of both encoders and their difference, for each metric, without intervals."""
-    rows = re.findall(r"^(\w+@\w+) +(.*)$", out, re.MULTILINE)
+    rows = re.findall(r"^(\w+@\w+) {2,}(.*)$", out, re.MULTILINE)
     return {
         name: [float(value) for value in re.findall(r"(?<![\d(.])[-+]?\d+\.\d(?! to)(?!\))", line)]
         for name, line in rows
@@ -187,6 +187,11 @@ def test_the_page_stands_beside_the_run(photos, run):
     for part in ("untrained encoder", "trained encoder", "difference", "What it finds", "80 images of 10 classes"):
         assert part in text
     assert 'class="range"' in text, "intervals"
+    for name in ("raw pixels", "untrained encoder", "trained encoder"):
+        assert re.search(rf"{name}, 10 classes: MAP@R [\d.]+ %<", text), "drawn against the number of classes"
+    assert re.search(
+        r"^R@1 [\d.]+ %: of 100 images of the 10 classes \(80 images\), \d+ find an", answer.out, re.MULTILINE
+    )
     assert bytes_of(run) == before
     again = proxymetric("evaluate", run, "--data", photos, "--split", "all", "--metrics", "R@1,MAP@R")
     assert again.code == 0, again

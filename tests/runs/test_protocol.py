@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +88,7 @@ def test_the_command_line_labels_scores_of_papers(letters, tmp_path):
     words += ["--backbone", "small", "--frozen", "--epochs", "1", "--set", "data.test=0.3", "--set", "view.size=16"]
     shown = CliRunner().invoke(app, words)
     assert shown.exit_code == 0, shown.output
-    assert "test classes: R@1" in shown.output
+    assert re.search(r"24 test classes \(384 images\): R@1", shown.output)
     assert " ".join(shown.output.split()).count("epoch chosen on the test half") == 2
     assert not (tmp_path / "run" / "report.html").exists()
 

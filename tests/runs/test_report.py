@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -132,7 +133,7 @@ def test_the_numbers_given_are_there(page: str) -> None:
     text = Page(page).text
     for number in ("25.6", "10.1", "33.3", "81.3", "60.5", "0.99", "0.29", "1 of 8 right", "1 of 3 right"):
         assert number in text, number
-    assert "Epoch 4 was chosen on validation classes: MAP@R 40.0 %." in text
+    assert "Epoch 4 was chosen on held-out classes: MAP@R 40.0 %." in text
     assert "sorted by average precision" in text
 
 
@@ -251,7 +252,25 @@ def test_a_curve_over_fractions_of_epochs() -> None:
 def test_a_chosen_fraction_is_said_shortly(tmp_path: Path) -> None:
     curve = [{"epoch": 7 / 3, "loss": 1.0, "MAP@R": 0.5, "chosen": True}, {"epoch": 3, "loss": 0.9, "MAP@R": 0.4}]
     path = write_report(tmp_path / "r.html", **content() | {"curve": curve})
-    assert "Epoch 2.33 was chosen on validation classes: MAP@R 50.0 %." in Page(path.read_text()).text
+    assert "Epoch 2.33 was chosen on held-out classes: MAP@R 50.0 %." in Page(path.read_text()).text
+
+
+def test_scores_among_fewer_classes_are_drawn_with_one_legend(tmp_path: Path) -> None:
+    def records(*means: float) -> list[dict]:
+        values = [(2**power, mean) for power, mean in enumerate(means, 1)]
+        return [{"classes": n, "R@1": [mean, mean - 0.05, mean], "MAP@R": [mean / 2] * 3} for n, mean in values]
+
+    rows = {"raw pixels": records(0.6, 0.4, 0.2), "untrained": records(0.9, 0.8, 0.7), NASTY: records(1.0, 0.9, 0.85)}
+    page = Page(text := write_report(tmp_path / "r.html", **content() | {"fewer_classes": rows}).read_text())
+    part = text[text.index("More classes, lower scores") : text.index("What it finds")]
+    assert [part.count(f"</svg> {name}<") for name in ("raw pixels", "untrained", escape(NASTY))] == [1, 1, 1]
+    assert part.count("<polyline") == 2 * 3
+    assert part.count("<polygon") == 2, "only the last row has a band"
+    assert {"7 4", "2 4"} < set(re.findall('stroke-dasharray="([^"]*)"', part)), "not by colour alone"
+    for words in (f"{NASTY}, 8 classes: R@1 85.0 % (80.0 to 85.0)", "raw pixels, 4 classes: MAP@R 20.0 %"):
+        assert words in page.text
+    without = write_report(tmp_path / "r.html", **content() | {"fewer_classes": {"one number": records(0.5)}})
+    assert "More classes" not in without.read_text()
 
 
 def test_imports_are_light_and_drawing_leaves_pyplot_and_settings_alone() -> None:
@@ -399,6 +418,14 @@ def test_the_report_of_a_run_says_what_chose_the_epoch(photos: Path, tmp_path: P
     assert text.count(chose) == (2 if share == 0.2 else 0), "in the head and in the results"
     assert ("never seen in training" in text) == (share == 0.5)
     assert "without the new head" in text
+    part = "test" if share == 0.5 else "held-out"
+    classes = run.result.data[run.result.evaluated_on]["classes"]
+    assert f"of 100 images of the {classes} {part} classes ({8 * classes} images)" in text
+    for name, records in run.result.fewer_classes.items():
+        assert records[-1]["classes"] == classes
+        for metric in ("R@1", "MAP@R"):
+            assert records[-1][metric] == pytest.approx([run.result.rows[name][metric]] * 3, abs=1e-5)
+    assert list(run.result.fewer_classes) == ["raw pixels", "untrained encoder", "trained encoder"]
     assert re.search(r"\ds on a CPU \(\w+, \d+ cores\)", text)
     assert "images per class8" in text
 

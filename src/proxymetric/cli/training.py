@@ -251,6 +251,7 @@ def _train(terminal: Terminal, **arguments: Any) -> Run:
 def _train_folds(terminal: Terminal, arguments: dict[str, Any]) -> None:
     """Follow the protocol of "A Metric Learning Reality Check" and print its two scores."""
     from proxymetric.runs.mlrc import mlrc
+    from proxymetric.runs.score import name_classes
     from proxymetric.system.tables import score_table
 
     if arguments["out"] is None:
@@ -263,7 +264,8 @@ def _train_folds(terminal: Terminal, arguments: dict[str, Any]) -> None:
         f"average of {folds} x {dim}-D": result["average"],
         f"concatenated, {folds * dim}-D": result["concatenated"],
     }
-    terminal.show(score_table("on the test classes, %", rows, ("P@1", "R@1", "P@R", "MAP@R", "nDCG@8")))
+    heading = f"on {name_classes('test', result['data']['test'])}, %"
+    terminal.show(score_table(heading, rows, ("P@1", "R@1", "P@R", "MAP@R", "nDCG@8")))
     terminal.print(f"result: {arguments['out'] / 'result.json'}")
 
 

@@ -3,6 +3,7 @@
 from proxymetric.metrics.agreement import adjusted_mutual_information, mutual_information
 from proxymetric.metrics.breakdown import Breakdown, breakdown
 from proxymetric.metrics.clustering import ami, kmeans, nmi
+from proxymetric.metrics.fewer_classes import FewerClasses, fewer_classes
 from proxymetric.metrics.geometry import covering_radius, inter_class_distance
 from proxymetric.metrics.intervals import Estimate, estimate, interval
 from proxymetric.metrics.names import names
@@ -13,6 +14,7 @@ from proxymetric.metrics.verification import OperatingPoint, Roc, Verification, 
 __all__ = [
     "Breakdown",
     "Estimate",
+    "FewerClasses",
     "OperatingPoint",
     "Ranking",
     "Roc",
@@ -23,6 +25,7 @@ __all__ = [
     "covering_radius",
     "estimate",
     "evaluate",
+    "fewer_classes",
     "inter_class_distance",
     "interval",
     "kmeans",

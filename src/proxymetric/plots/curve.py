@@ -22,12 +22,13 @@ def metric_columns(curve: Sequence[dict[str, Any]]) -> list[str]:
     return [key for key in keys if key not in _NOT_METRICS]
 
 
-def curve_svg(curve: Sequence[dict[str, Any]]) -> list[str]:
+def curve_svg(curve: Sequence[dict[str, Any]], classes: str = "held-out classes") -> list[str]:
     """Draw the loss and the metrics as inline SVGs.
 
     Args:
         curve: records such as ``{"epoch": 3, "loss": 1.2, "MAP@R": 0.41, "chosen": True}``. Every key except epoch is
             optional; epoch may be a fraction. Metrics are fractions, drawn in per cent; at most three are drawn.
+        classes: the classes that were scored, in words.
 
     Returns:
         The SVGs of the loss and of the metrics. Values that are not finite are left out, and so is an SVG without a
@@ -39,7 +40,8 @@ def curve_svg(curve: Sequence[dict[str, Any]]) -> list[str]:
     if _points(curve, "loss")[0]:
         pictures.append(_panel(curve, "training loss", {"loss": (_LOSS, 1)}))
     if metrics:
-        pictures.append(_panel(curve, f"validation {metrics[0]}, %" if len(metrics) == 1 else "validation, %", series))
+        title = f"{metrics[0]}, %" if len(metrics) == 1 else "%"
+        pictures.append(_panel(curve, f"{classes}: {title}", series))
     return pictures
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from proxymetric.metrics.names import lower_is_better
@@ -10,6 +11,7 @@ from proxymetric.plots.confusion import ConfusedPair, confusion_html
 from proxymetric.plots.curve import curve_svg, metric_columns
 from proxymetric.plots.error_rates import error_rates_svg, thresholds_html
 from proxymetric.plots.escaping import escaped
+from proxymetric.plots.fewer_classes import fewer_classes_html
 from proxymetric.plots.gallery import GalleryRow, gallery_html
 from proxymetric.plots.scatter import Scatter, scatter_svg
 from proxymetric.plots.small_vectors import small_vectors_svg
@@ -24,6 +26,11 @@ UNSEEN_NOTE = "Retrieval on classes never seen in training, in per cent."
 SIZES_NOTE = (
     "The vectors of the trained encoder, cut to their first dimensions and stored as 32-bit numbers, as 8-bit numbers "
     "or as signs (bits, without re-ranking), in per cent."
+)
+FEWER_NOTE = (
+    "The same images, searched among some of these classes only. A line is the mean over all choices of so many "
+    "classes; for the solid line, 9 of 10 choices lie in the band (all classes are one choice). Among few classes a "
+    "search is easy: compare scores at the same number of classes, and expect lower ones with more."
 )
 PAGE_MARK = '<meta name="generator" content="proxymetric">'
 """what every page holds near its beginning, so that a page is recognised before it is replaced"""
@@ -54,6 +61,8 @@ def write_report(
     map_heading: str = "Map of the unseen classes",
     sizes: Sequence[Mapping[str, Any]] = (),
     thresholds: dict[str, Any] | None = None,
+    fewer_classes: Mapping[str, Sequence[Mapping[str, Any]]] = MappingProxyType({}),
+    curve_classes: str = "held-out classes",
 ) -> Path:
     """Write the page. It replaces an existing file only when it is complete.
 
@@ -79,6 +88,8 @@ def write_report(
         map_heading: heading of the map.
         sizes: scores of the same vectors cut and made smaller, see `small_vectors_svg`.
         thresholds: thresholds of similarity, see `runs.thresholds`.
+        fewer_classes: by row of the table, its scores among fewer classes; see `fewer_classes_html`.
+        curve_classes: the classes of the curve, in words.
 
     Returns:
         The path.
@@ -110,6 +121,8 @@ def write_report(
         map_heading,
         sizes,
         thresholds,
+        fewer_classes,
+        curve_classes,
     )
     with replacing(path) as draft:
         draft.write_text(page, encoding="utf-8", errors="backslashreplace")
@@ -148,8 +161,12 @@ def _page(
     map_heading: str,
     sizes: Sequence[Mapping[str, Any]],
     thresholds: dict[str, Any] | None,
+    fewer_classes: Mapping[str, Sequence[Mapping[str, Any]]],
+    curve_classes: str,
 ) -> str:
     parts = [results.html()] if results.table else []
+    if picture := fewer_classes_html(fewer_classes):
+        parts.append(_section("More classes, lower scores", FEWER_NOTE, picture))
     if sizes:
         parts.append(_section("Smaller vectors", SIZES_NOTE, _sizes_html(sizes)))
     if gallery:
@@ -163,9 +180,11 @@ def _page(
             "The queries with the worst results: look for wrong labels, near-duplicates in two classes, odd pictures."
         )
         parts.append(_section("Hardest queries", hint, _KEY + gallery_html(hardest)))
-    pictures = curve_svg(curve)
+    pictures = curve_svg(curve, curve_classes)
     if pictures:
-        parts.append(_section("Training", _chosen_note(curve), f'<div class="chart">{"".join(pictures)}</div>'))
+        parts.append(
+            _section("Training", _chosen_note(curve, curve_classes), f'<div class="chart">{"".join(pictures)}</div>')
+        )
     if certainty is not None:
         hint = (
             f"Some training images of the classes with the lowest and the highest uncertainty. {certainty.note}".strip()
@@ -271,12 +290,12 @@ def _cell(value: Any, best_value: float | None, interval: tuple[float, float] | 
     return f"<td>{'–' if value is None else escaped(value)}</td>"
 
 
-def _chosen_note(curve: Sequence[dict[str, Any]]) -> str:
+def _chosen_note(curve: Sequence[dict[str, Any]], classes: str) -> str:
     chosen_records = [record for record in curve if record.get("chosen")]
     if not chosen_records:
         return ""
     metrics = [key for key in metric_columns(curve) if isinstance(chosen_records[0].get(key), float)]
     values = ", ".join(f"{key} {100 * chosen_records[0][key]:.1f}" for key in metrics)
-    return f"Epoch {round(chosen_records[0]['epoch'], 2)} was chosen on validation classes" + (
+    return f"Epoch {round(chosen_records[0]['epoch'], 2)} was chosen on {classes}" + (
         f": {values} %." if values else "."
     )

@@ -41,6 +41,7 @@ tr.best th { font-weight: 700; }
   font-weight: 700; margin-left: 8px; vertical-align: 2px; }
 .chart { display: grid; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); gap: 12px 24px; }
 .chart svg, svg.map { display: block; width: 100%; height: auto; }
+.swatch { vertical-align: -3px; }
 .chart svg text, svg.map text { font-family: inherit; }
 svg.map text { font-size: 14px; font-weight: 500; text-anchor: middle; fill: var(--ink); stroke: var(--card);
   stroke-width: 5px; paint-order: stroke; stroke-linejoin: round; }

@@ -26,7 +26,7 @@ from proxymetric.papers import rows
 from proxymetric.papers.class_counts import listed_classes, uses_frequency, with_class_counts
 from proxymetric.runs.defaults import is_pretrained
 from proxymetric.runs.recipe import Recipe
-from proxymetric.runs.score import EmbeddedSet
+from proxymetric.runs.score import EmbeddedSet, name_classes
 from proxymetric.system.watcher import Watcher
 from proxymetric.training import trainer
 from proxymetric.training.learner import Learner
@@ -37,6 +37,8 @@ EVAL_BATCH = 256
 """images that are embedded at once"""
 PIXELS_BATCH = 1024
 """images whose raw pixels are read at once"""
+MAX_PIXELS_SIDE = 64
+"""images up to this side are also scored as raw pixels, as a baseline"""
 MAX_WORKERS = 8
 """most processes that decode images, where `data.workers` is -1"""
 
@@ -95,9 +97,10 @@ def eval_view(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def scored_on(recipe: Recipe) -> str:
-    """Name the classes that are evaluated during training."""
-    return "test classes" if recipe.protocol == "papers" else "held-out classes"
+def scored_on(recipe: Recipe, images: ImageSet) -> str:
+    """Name the classes that are evaluated during training, with their numbers."""
+    counts = {"classes": len(images.classes), "images": len(images)}
+    return name_classes("test" if recipe.protocol == "papers" else "held-out", counts)
 
 
 def train_view(recipe: Recipe) -> TrainView:
@@ -425,13 +428,26 @@ def embedder(
     return from_images
 
 
-def embed_pixels(context: RunContext, images: ImageSet) -> EmbeddedSet:
-    """Use the raw pixels of the images as vectors: a baseline for every encoder."""
-    feed = EvalFeed(images, EvalView(**eval_view(context.recipe)), PIXELS_BATCH, "none", "cpu", 0, context.on_bad)
+def embed_pixels(images: ImageSet, view: EvalView, on_bad: Callable[[str, str], None]) -> EmbeddedSet:
+    """Use the raw pixels of the images as vectors: a baseline for every encoder.
+
+    Args:
+        images: the images.
+        view: the part of an image that the encoder receives.
+        on_bad: receives the title of each image that cannot be read, and the reason.
+    """
+    feed = EvalFeed(images, view, PIXELS_BATCH, "none", "cpu", 0, on_bad)
     pixels = [batch.images.flatten(1).float() for batch in feed if batch.images is not None]
     if not pixels:
         raise ValueError(_no_readable_image(f"{len(images)} images of the unseen classes"))
     return EmbeddedSet(images, torch.cat(pixels), feed.kept)
+
+
+def small_pixels(context: RunContext, images: ImageSet) -> EmbeddedSet | None:
+    """The raw pixels of a run's images; None if these are too large for a sensible baseline."""
+    if context.recipe.view["size"] > MAX_PIXELS_SIDE:
+        return None
+    return embed_pixels(images, EvalView(**eval_view(context.recipe)), context.on_bad)
 
 
 def make_learner(context: RunContext, encoder: Encoder, counts: list[int]) -> Learner:

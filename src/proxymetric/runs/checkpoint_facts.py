@@ -20,6 +20,7 @@ class CheckpointFacts:
             where they are no candidates.
         weights: the weights file and what its header changed; None without such a file.
         closed_form: what the head was computed with before training (`runs.closed_form.Fit`); None for a random head.
+        fewer_classes: the scores before training among fewer classes; None in a refit.
         earlier_seconds: time that earlier processes spent on the run.
         clock: seconds since this process began.
     """
@@ -31,6 +32,7 @@ class CheckpointFacts:
     clock: Callable[[], float]
     closed_form: dict[str, Any] | None = None
     candidates: HeldOutScores | None = None
+    fewer_classes: dict[str, list[Any]] | None = None
 
     @property
     def seconds(self) -> float:
@@ -40,6 +42,6 @@ class CheckpointFacts:
     def as_dict(self) -> dict[str, Any]:
         """The facts as the checkpoint stores them."""
         facts: dict[str, Any] = {"bad": self.bad, "before": self.baselines, "weights": self.weights}
-        facts |= {"closed_form": self.closed_form}
+        facts |= {"closed_form": self.closed_form, "fewer_classes": self.fewer_classes}
         facts |= {"candidates": None if self.candidates is None else self.candidates._asdict()}
         return {key: value for key, value in facts.items() if value is not None} | {"seconds": self.seconds}

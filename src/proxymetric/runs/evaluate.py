@@ -18,11 +18,13 @@ from proxymetric.models.features import FeatureModel, is_frozen, load_untrained
 from proxymetric.models.load import is_run, load, load_model, next_to, read_run, unfinished
 from proxymetric.models.model import Model
 from proxymetric.models.run_folder import SIMPLER, keeps_simpler
+from proxymetric.runs.assemble import MAX_PIXELS_SIDE, embed_pixels
 from proxymetric.runs.comparison import UNTRAINED_MEANS, Comparison, advice, compare
 from proxymetric.runs.evaluation_set import class_notes, evaluation_set
+from proxymetric.runs.fewer_classes import among_fewer, score_sentences
 from proxymetric.runs.missing_thresholds import add_missing_thresholds
 from proxymetric.runs.report import draw_page
-from proxymetric.runs.result import TRAINED, UNTRAINED
+from proxymetric.runs.result import PIXELS, TRAINED, UNTRAINED
 from proxymetric.runs.score import (
     EmbeddedSet,
     describe,
@@ -47,6 +49,7 @@ class Evaluation:
         note: which of the classes the model was trained on; may be empty.
         remarks: sentences that say what the scores mean.
         sizes: of a nested model: the scores of smaller vectors, see `score.score_sizes`.
+        fewer_classes: by row, the scores among fewer classes, see `fewer_classes.among_fewer`.
         page: the page that was written; None if none was.
     """
 
@@ -55,6 +58,7 @@ class Evaluation:
     note: str
     remarks: list[str]
     sizes: list[dict[str, Any]]
+    fewer_classes: dict[str, list[dict[str, Any]]]
     page: Path | None = None
 
     @property
@@ -72,6 +76,7 @@ class Evaluation:
             "intervals": self.comparison.intervals,
             "differences": {name: each._asdict() for name, each in self.comparison.differences.items()},
             "sizes": self.sizes,
+            "fewer_classes": self.fewer_classes,
             "remarks": self.remarks,
             "page": None if self.page is None else str(self.page),
         }
@@ -155,12 +160,14 @@ def evaluate_run(
     remarks += comparison.verdict()
     if other is None:
         remarks += _about_training(run, model, comparison, untrained, reason)
+    fewer = _fewer_classes(model, trained, baseline, comparison, distance)
+    remarks += _about_classes(trained, comparison, fewer.get(comparison.titles[1], []), "epoch" in note)
     remarks += _about_queries(trained, names)
     thresholds = add_missing_thresholds(
         run, trained, lambda held_out: _embed(model, held_out, watcher, "embedding held-out classes"), which
     )
     remarks += [] if thresholds is None else [thresholds]
-    evaluation = Evaluation(trained, comparison, note, remarks, sizes)
+    evaluation = Evaluation(trained, comparison, note, remarks, sizes, fewer)
     return evaluation if page is None else _with_page(evaluation, page, run, report is not True, watcher)
 
 
@@ -231,6 +238,7 @@ def draw_evaluation(page: Path, run: str, evaluation: Evaluation) -> Path:
         results_note=f"Retrieval on these classes, in per cent.{explanation}",
         remarks=[remark for remark in evaluation.remarks if remark != UNTRAINED_MEANS],
         sizes=evaluation.sizes,
+        fewer_classes=evaluation.fewer_classes,
         curve=[],
         notes=[],
         map_heading="Map of the classes",
@@ -253,6 +261,30 @@ def _about_training(run: str | Path, model: Model, comparison: Comparison, untra
     if untrained:
         sentences.append(f"no row for the untrained encoder: {reason}" if reason else UNTRAINED_MEANS)
     return sentences
+
+
+def _fewer_classes(
+    model: Model, trained: EmbeddedSet, baseline: EmbeddedSet | None, comparison: Comparison, distance: str
+) -> dict[str, list[dict[str, Any]]]:
+    """The scores of both encoders, and of small images' raw pixels, among fewer classes."""
+    first, second = comparison.titles
+    sets: dict[str, EmbeddedSet] = {second: trained}
+    if baseline is not None:
+        sets = {first: baseline} | sets
+    if model.view.size <= MAX_PIXELS_SIDE:
+        images = trained.images
+        pixels = embed_pixels(images, model.view, lambda title, reason: None)._replace(differs=trained.differs)
+        sets = {PIXELS: pixels} | sets
+    fewer = {name: among_fewer(each, comparison.rows.get(name, {}), distance) for name, each in sets.items()}
+    return {name: records for name, records in fewer.items() if records}
+
+
+def _about_classes(
+    embedded: EmbeddedSet, comparison: Comparison, records: list[dict[str, Any]], chosen: bool
+) -> list[str]:
+    """What R@1 means, and how it falls with the number of classes."""
+    classes = f"{comparison.classes} classes ({len(embedded.kept)} images)"
+    return score_sentences(comparison.rows[comparison.titles[1]], records, classes, chosen)
 
 
 def _about_queries(embedded: EmbeddedSet, names: Sequence[str]) -> list[str]:

@@ -17,9 +17,10 @@ from proxymetric.runs.auto_method import describe_trials
 from proxymetric.runs.closed_form import Fit
 from proxymetric.runs.comparison import UNTRAINED_MEANS, compare, remarks
 from proxymetric.runs.evaluation_set import seen_set, unseen_vectors
+from proxymetric.runs.fewer_classes import result_sentences
 from proxymetric.runs.protocol import CHOSEN_ON_TEST
 from proxymetric.runs.result import TRAINED, UNTRAINED, Result
-from proxymetric.runs.score import EmbeddedSet, break_down, describe, images_per_class, rank_set
+from proxymetric.runs.score import EmbeddedSet, break_down, describe, images_per_class, name_classes, rank_set
 from proxymetric.runs.simplest import Kept
 from proxymetric.runs.whiten import describe_whitening
 from proxymetric.system.clock import clock
@@ -68,9 +69,11 @@ def draw_report(file: Path, *, result: Result, embedded: EmbeddedSet, training_i
         facts=_facts(result, embedded),
         table=table,
         results_note=_results_note(result),
-        remarks=remarks(result),
+        remarks=[*remarks(result), *result_sentences(result)],
+        fewer_classes=result.fewer_classes or {},
         sizes=result.sizes or [],
         curve=_curve(result),
+        curve_classes=_choosing_classes(result),
         certainty=certainty,
         thresholds=result.thresholds,
         notes=_notes(result),
@@ -215,6 +218,7 @@ def _head(file: Path) -> bytes:
 def _facts(result: Result, embedded: EmbeddedSet) -> dict[str, str]:
     """The facts at the head of the page, without those that an older result lacks."""
     recipe = result.recipe
+    classes = result.scored_classes
     trained = result.refit or {**result.data["train"], "parameters": result.parameters}
     chosen = str(round(result.chosen_epoch, 2))
     if result.protocol == "papers":
@@ -224,7 +228,7 @@ def _facts(result: Result, embedded: EmbeddedSet) -> dict[str, str]:
         "backbone": recipe["encoder"]["backbone"],
         "tuning": _tuning("head alone" if recipe["train"]["frozen"] else recipe["encoder"].get("tuning", "full")),
         "data": f"{result.data['name']}: {trained['images']} images of {trained['classes']} classes in training",
-        "evaluated on": f"{describe(embedded)}: {result.scored_classes}",
+        "evaluated on": f"{describe(embedded)}: {classes}" if embedded.has_sides else classes,
         "images per class": images_per_class(embedded),
         "protocol": result.protocol,
         "chosen epoch": chosen,
@@ -239,8 +243,6 @@ def _facts(result: Result, embedded: EmbeddedSet) -> dict[str, str]:
 
 def _results_note(result: Result) -> str:
     note = f"Retrieval on {result.scored_classes}, in per cent."
-    if result.evaluated_on == "validation" and result.chosen_by != "last":
-        note += " Classes that are new score lower."
     if result.protocol == "papers":
         note += f" The trained encoder: {CHOSEN_ON_TEST}."
     return f"{note} {UNTRAINED_MEANS}" if UNTRAINED in result.rows else note
@@ -265,6 +267,12 @@ def _curve(result: Result) -> list[dict[str, Any]]:
         {name: record[name] for name in columns if name in record} | {"chosen": record["epoch"] == result.chosen_epoch}
         for record in result.curve
     ]
+
+
+def _choosing_classes(result: Result) -> str:
+    """The classes of the training curve, with their numbers."""
+    part, kind = ("test", "test") if result.protocol == "papers" else ("validation", "held-out")
+    return name_classes(kind, result.data[part]) if part in result.data else f"{kind} classes"
 
 
 def _notes(result: Result) -> list[str]:

@@ -19,6 +19,7 @@ import torch
 from proxymetric.arguments.signatures import fit
 from proxymetric.encoders import tuned_parameters
 from proxymetric.runs.protocol import CHOSE_EPOCH
+from proxymetric.runs.score import name_classes
 from proxymetric.system.files import read_json, write_json
 from proxymetric.training.learner import Learner
 
@@ -73,6 +74,8 @@ class Result:
             and "lda" on its features, "trained encoder" and, in protocol `papers`, "last epoch".
         sizes: of a nested run: the metrics of the trained encoder with its vectors cut to each size and stored as
             floats, bytes and bits; see `runs.score.score_sizes`. None for other runs.
+        fewer_classes: by what was scored, its scores among 2, 4, 8, ... and all of these classes; see
+            `runs.fewer_classes.among_fewer`. None if there are too few of them.
         evaluated_on: the classes that `rows` are scored on: "test", "validation" or None.
         queries_left_out: queries that had nothing of their class to find.
         uncertainty: see `runs.class_uncertainty`; None for methods without uncertainty.
@@ -118,6 +121,7 @@ class Result:
     refit: dict[str, Any] | None = None
     rows: dict[str, dict[str, float]] = field(default_factory=dict)
     sizes: list[Any] | None = None
+    fewer_classes: dict[str, list[Any]] | None = None
     evaluated_on: str | None = None
     queries_left_out: int = 0
     uncertainty: dict[str, Any] | None = None
@@ -149,11 +153,23 @@ class Result:
         chose_epoch = self.evaluated_on == "validation" and self.chosen_by != "last"
         computed = None if self.steps else self.closed_form
         if computed is not None and self.evaluated_on == "validation" and "held-out" in computed["chosen_on"]:
-            return "held-out classes, not fitted on, but they chose the shrinkage"
+            return f"{self.named_classes}, not fitted on, but they chose the shrinkage"
         if not known:
-            return f"held-out classes, {CHOSE_EPOCH}" if chose_epoch else "classes never seen in training"
-        words = f"images not trained on ({known} of their {counts['classes']} classes are training classes)"
-        return f"{words}; they chose the epoch" if chose_epoch else words
+            return f"{self.named_classes}, {CHOSE_EPOCH if chose_epoch else 'never seen in training'}"
+        words = f"{counts['images']} images not trained on ({known} of their {counts['classes']} classes are training"
+        return f"{words} classes){'; they chose the epoch' if chose_epoch else ''}"
+
+    @property
+    def named_classes(self) -> str:
+        """The classes that `rows` are scored on, with their numbers.
+
+        Example:
+            >>> Result(evaluated_on="test", data={"test": {"images": 90, "classes": 30}}).named_classes
+            '30 test classes (90 images)'
+        """
+        kind = "held-out" if self.evaluated_on == "validation" else "test"
+        counts = self.data.get(self.evaluated_on or "")
+        return name_classes(kind, counts) if counts else f"{kind} classes"
 
     def as_dict(self) -> dict[str, Any]:
         """The content of the file."""
@@ -207,7 +223,18 @@ class Result:
         return cls(**values | {"schema": schema})
 
 
-OPTIONAL = {"auto", "closed_form", "kept", "refit", "sizes", "thresholds", "uncertainty", "waiting_seconds", "whiten"}
+OPTIONAL = {
+    "auto",
+    "closed_form",
+    "fewer_classes",
+    "kept",
+    "refit",
+    "sizes",
+    "thresholds",
+    "uncertainty",
+    "waiting_seconds",
+    "whiten",
+}
 """keys that a file may lack in any schema"""
 SINCE_SCHEMA_2 = {"schema", "commit", "protocol", "weights", "rates", "images_per_second", "chosen_step"}
 """keys that a file of schema 1 may lack"""

@@ -65,6 +65,11 @@ class EmbeddedSet(NamedTuple):
         return mask if mask.any() else None
 
     @property
+    def has_sides(self) -> bool:
+        """Whether some images are only queries or only found, or some results of a query do not count."""
+        return self.gallery is not None or self.distractors is not None or self.differs is not None
+
+    @property
     def query_rows(self) -> Tensor:
         """The rows of `vectors` that are queries."""
         gallery, distractors = self.gallery, self.distractors
@@ -266,6 +271,16 @@ def describe(embedded: EmbeddedSet) -> str:
     if embedded.distractors is not None:
         return f"{queries} queries among {items} images, {classes} classes{other}"
     return f"{len(embedded.kept)} images of {classes} classes{other}"
+
+
+def name_classes(kind: str, counts: Mapping[str, Any]) -> str:
+    """Name classes with their numbers.
+
+    Example:
+        >>> name_classes("held-out", {"classes": 8, "images": 120})
+        '8 held-out classes (120 images)'
+    """
+    return f"{counts['classes']} {kind} classes ({counts['images']} images)"
 
 
 def images_per_class(embedded: EmbeddedSet) -> str:

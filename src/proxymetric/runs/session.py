@@ -28,7 +28,6 @@ from proxymetric.runs import result as results
 from proxymetric.runs.assemble import (
     RunContext,
     check_loss,
-    embed_pixels,
     embedder,
     images_by_class,
     make_encoder,
@@ -36,6 +35,7 @@ from proxymetric.runs.assemble import (
     make_pool,
     open_split,
     scored_on,
+    small_pixels,
     train_feed,
 )
 from proxymetric.runs.auto_method import choose_method, describe_trials
@@ -43,6 +43,7 @@ from proxymetric.runs.checkpoint_facts import CheckpointFacts
 from proxymetric.runs.class_uncertainty import class_uncertainty, has_uncertainty
 from proxymetric.runs.closed_form import Fit, closed_form_rows, compute_head, nothing_trained
 from proxymetric.runs.divergence import check_trained
+from proxymetric.runs.fewer_classes import among_fewer
 from proxymetric.runs.mean_cosine import cosine_meter
 from proxymetric.runs.recipe import Recipe
 from proxymetric.runs.records import cost, describe_run, readable, result_of_training
@@ -75,9 +76,6 @@ from proxymetric.training.learner import Learner
 from proxymetric.training.optim import autocast_type, warmup_message
 from proxymetric.training.process_group import ProcessGroup
 from proxymetric.training.trainer import Trainer
-
-MAX_PIXELS_SIDE = 64
-"""images up to this side are also scored as raw pixels, as a baseline"""
 
 
 @dataclass
@@ -322,7 +320,7 @@ class RunSession:
             folder,
             self.watcher,
             score=None if validation is None else self._scorer(learner, validation),
-            scored_on=scored_on(recipe),
+            scored_on="" if validation is None else scored_on(recipe, validation),
             pool=make_pool(context, encoder, feed) if "pool" in learner.criterion.needs else None,
             mean_cosine=cosine_meter(context, encoder, training, feed),
             facts=facts.as_dict,
@@ -334,7 +332,7 @@ class RunSession:
             with parallel.gathered_parameters(encoder):
                 held_out = validation if recipe.protocol == "held-out" else None
                 baselines = functools.partial(self._baselines, encoder, training, held_out, unseen)
-                facts.baselines, facts.candidates = context.world.from_first(baselines)
+                facts.baselines, facts.candidates, facts.fewer_classes = context.world.from_first(baselines)
         if trainer.resume(resumes):
             self.watcher.say(f"continuing from epoch {trainer.epoch}, step {trainer.step}")
         if message := warmup_message(recipe.train, trainer.optimizer, trainer.epoch, trainer.epochs):
@@ -421,7 +419,7 @@ class RunSession:
         """Make the function that scores the learner on the classes that choose the epoch."""
         options, device = self.recipe.train, self.context.device
         precision = autocast_type(options.amp, device) if options.evaluate_amp else None
-        embed = embedder(self.context, learner.encoder, validation, scored_on(self.recipe), precision)
+        embed = embedder(self.context, learner.encoder, validation, scored_on(self.recipe, validation), precision)
 
         def score_learner() -> dict[str, float]:
             return score(self._normalised(learner, embed("vectors")), self.recipe.train.metrics)
@@ -454,6 +452,7 @@ class RunSession:
         return CheckpointFacts(
             bad=self.context.bad,
             baselines=stored.get("before"),
+            fewer_classes=stored.get("fewer_classes"),
             weights=weights,
             earlier_seconds=stored.get("seconds", 0.0),
             clock=lambda: time.perf_counter() - self.started,
@@ -463,19 +462,20 @@ class RunSession:
 
     def _baselines(
         self, encoder: Encoder, training: ImageSet, held_out: ImageSet | None, unseen: ImageSet
-    ) -> tuple[dict[str, dict[str, float]], HeldOutScores | None]:
+    ) -> tuple[dict[str, dict[str, float]], HeldOutScores | None, dict[str, list[Any]]]:
         """What needs no training: scores of small images' raw pixels, of the backbone's features, and of closed forms.
 
         Returns:
-            The rows of the result, and the scores on the held-out classes of the models that the run may keep.
+            The rows of the result, the scores on the held-out classes of the models that the run may keep, and the
+            scores among fewer classes.
         """
-        metrics, rows = self.recipe.train.metrics, {}
-        if self.recipe.view["size"] <= MAX_PIXELS_SIDE:
-            rows[results.PIXELS] = score(embed_pixels(self.context, unseen), metrics)
+        pixels = small_pixels(self.context, unseen)
         features = embedder(self.context, encoder, unseen, "unseen classes, untrained")("features")
-        rows[results.UNTRAINED] = score(features, metrics)
+        sets = ({} if pixels is None else {results.PIXELS: pixels}) | {results.UNTRAINED: features}
+        rows = {name: score(embedded, self.recipe.train.metrics) for name, embedded in sets.items()}
+        fewer = {name: among_fewer(embedded, rows[name]) for name, embedded in sets.items()}
         forms = closed_form_rows(self.context, encoder, training, held_out, features)
-        return rows | forms.rows, forms.candidates
+        return rows | forms.rows, forms.candidates, fewer
 
     def _refit(self, images: ImageSet, epochs: float) -> tuple[Learner, ImageSet, dict[str, Any]]:
         """Train a new model on all classes but the test classes, for the number of epochs that was chosen.
@@ -538,6 +538,8 @@ class RunSession:
                 embedded = self._score_simpler(result, unseen)
             elif (sizes := self.recipe.loss["nested"]) is not None:
                 result.sizes = score_sizes(embedded, sizes, metrics, criterion.normalise)
+            if fewer := among_fewer(embedded, result.scores):
+                result.fewer_classes = (training.facts.fewer_classes or {}) | {result.kept_row: fewer}
         if last_scores is not None:
             result.rows[results.LAST_EPOCH] = last_scores
         uncertainty: dict[str, float] = {}

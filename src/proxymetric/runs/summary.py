@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from proxymetric.runs.closed_form import Fit
 from proxymetric.runs.comparison import remarks
+from proxymetric.runs.fewer_classes import result_sentences
 from proxymetric.runs.protocol import CHOSEN_ON_TEST
 from proxymetric.runs.result import Result
 from proxymetric.runs.simplest import Kept
@@ -47,4 +48,4 @@ def result_lines(result: Result) -> str:
     if result.refit:
         epochs = f", epochs: {round(result.refit['epochs'], 2)}" if result.refit["epochs"] else ""
         lines.append(f"refitted on all {result.refit['classes']} classes{epochs}")
-    return "\n".join([*lines, *remarks(result)])
+    return "\n".join([*lines, *remarks(result), *result_sentences(result)])

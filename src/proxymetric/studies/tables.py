@@ -7,18 +7,16 @@ import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from proxymetric.runs.result import Result
+from proxymetric.runs.score import name_classes
 from proxymetric.studies.inference import MAX_SEEDS, Mean, paired, seeds_needed, student
 from proxymetric.studies.ranges import Draw
 from proxymetric.studies.scores import CHOSEN, HELD_OUT, LAST, Results, printed_number
 from proxymetric.studies.search import chosen
 from proxymetric.studies.spec import LABELS, Cell, Study
 from proxymetric.system.files import replacing
-
-if TYPE_CHECKING:
-    from proxymetric.runs.result import Result
-
 
 MIN_SEEDS_OF_A_SPREAD = 3
 """fewest pairs from which the tables estimate a spread"""
@@ -102,6 +100,25 @@ def _held_out_note(kinds: dict[str, str]) -> str:
     return sentence if HELD_OUT in kinds else ""
 
 
+def _counts_note(runs: list[Result]) -> str:
+    """How many images of how many classes were scored; empty if no run says it.
+
+    >>> counts = [{"classes": 9, "images": n} for n in (90, 88)]
+    >>> _counts_note([Result(evaluated_on="test", data={"test": each}) for each in counts])
+    ' Scored: 9 test classes (88 to 90 images).'
+    """
+    scored: dict[tuple[str, int], list[int]] = {}
+    for run in runs:
+        if counts := run.data.get(run.evaluated_on or ""):
+            kind = "held-out" if run.evaluated_on == "validation" else "test"
+            scored.setdefault((kind, counts["classes"]), []).append(counts["images"])
+    names = [
+        name_classes(kind, {"classes": classes, "images": " to ".join(map(str, sorted({min(images), max(images)})))})
+        for (kind, classes), images in scored.items()
+    ]
+    return f" Scored: {', '.join(names)}." if names else ""
+
+
 def score_table(results: Results, heading: str, cells: list[Cell]) -> Table:
     """Means over the seeds: of the chosen epoch on the test half, and of what `_kinds` has beside it."""
     study, kinds = results.study, _kinds(results, cells)
@@ -113,6 +130,7 @@ def score_table(results: Results, heading: str, cells: list[Cell]) -> Table:
     if published:
         note += " The papers' figures are of their own backbones, which differ between papers: compare differences."
     runs = [run for cell in cells for run in results.runs[cell].values()]
+    note += _counts_note(runs)
     if untrained := sum(not run.chosen_epoch for run in runs):
         note += (
             f" {untrained} of {len(runs)} runs chose epoch 0: no epoch scored higher than the model before training."
