@@ -11,7 +11,6 @@ import typer
 from proxymetric.system.text import visible
 
 ImagesFolder = Annotated[Path, typer.Argument(metavar="IMAGES", help="Folder of images; subfolders are searched too.")]
-ImageArgument = Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Image to find similar images for.")]
 
 
 def check_images(images: Sequence[Path], every: bool = False) -> None:
@@ -27,6 +26,8 @@ def check_images(images: Sequence[Path], every: bool = False) -> None:
     from proxymetric.arguments.signatures import neighbour
     from proxymetric.data.folders import ENDINGS
 
+    if not images:
+        raise ValueError("IMAGE: got none, expected an image file")
     for image in images:
         if image.is_dir():
             patterns = (f"{folders}*{ending}" for folders in ("", "*/") for ending in ENDINGS)
@@ -37,6 +38,13 @@ def check_images(images: Sequence[Path], every: bool = False) -> None:
     if missing and (every or len(missing) == len(images)):
         hint = neighbour(missing[0], lambda each: each.name.lower().endswith(ENDINGS))
         raise ValueError(f"IMAGE: got {visible(missing[0])}, which does not exist; expected an image file{hint}")
+
+
+def is_image(place: str) -> bool:
+    """Whether a word is the name of an image and of no folder: what no model can be."""
+    from proxymetric.data.folders import ENDINGS
+
+    return place.lower().endswith(ENDINGS) and not Path(place).is_dir()
 
 
 def check_searched(place: Path) -> None:
