@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from proxymetric.system.text import visible
+
+if TYPE_CHECKING:
+    from proxymetric.system.terminal import Terminal
 
 ImagesFolder = Annotated[Path, typer.Argument(metavar="IMAGES", help="Folder of images; subfolders are searched too.")]
 
@@ -38,6 +41,19 @@ def check_images(images: Sequence[Path], every: bool = False) -> None:
     if missing and (every or len(missing) == len(images)):
         hint = neighbour(missing[0], lambda each: each.name.lower().endswith(ENDINGS))
         raise ValueError(f"IMAGE: got {visible(missing[0])}, which does not exist; expected an image file{hint}")
+
+
+def index_of(images: Path, out: Path | None, terminal: Terminal) -> Path:
+    """Return where the index of a folder is kept, and say so before anything slow is imported.
+
+    Args:
+        images: the folder.
+        out: the folder of the index; None: in the working directory, under the name of `images`.
+        terminal: where it is said.
+    """
+    target = Path(f"{images.resolve().name}.index") if out is None else out
+    terminal.say(f"the index of {images} is kept in {target.resolve()}")
+    return target
 
 
 def is_image(place: str) -> bool:

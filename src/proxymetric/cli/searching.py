@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from proxymetric.cli.images import check_images, check_searched, is_image
+from proxymetric.cli.images import check_images, check_searched, index_of, is_image
 from proxymetric.cli.results import AsJson, OpenPage, index_as_json, print_answers, print_results
 from proxymetric.cli.root import Backbone, CutDim, Device, SlimWeights, VectorKind, Which, app, example
 from proxymetric.system.text import visible
@@ -146,15 +146,15 @@ def index(
     ./remove. Images that `index add-class` added stay, also with --rebuild. Another model cannot embed them again, so
     that --rebuild by another model is refused if there are any, unless --drop-added says that they drop out.
     """
-    from proxymetric.search import Index
-    from proxymetric.serve.folder import check_images, default_index, model_of_words, place_line, training_adds
     from proxymetric.system.terminal import Terminal
 
     terminal = Terminal()
     place, folder = (None, Path(run)) if images is None else (run, images)
+    target = index_of(folder, out, terminal)
+    from proxymetric.search import Index
+    from proxymetric.serve.folder import check_images, model_of_words, training_adds
+
     check_images(folder)
-    target = out if out is not None else default_index(folder)
-    terminal.say(place_line(target, folder))
     built = Index.build(
         target,
         folder,

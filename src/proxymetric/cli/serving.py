@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from proxymetric.cli.images import index_of
 from proxymetric.cli.root import Backbone, Device, app, example
 from proxymetric.cli.searching import OtherRun
 
@@ -75,9 +76,7 @@ def serve(
 
     Needs the extra `serve`. It listens on this machine only, unless --host says otherwise. Ctrl-C stops it.
     """
-    from proxymetric.search.manifest import is_index
     from proxymetric.serve import check_address
-    from proxymetric.serve.folder import index_folder
     from proxymetric.serve.settings import Settings
     from proxymetric.system.terminal import Terminal
 
@@ -100,15 +99,20 @@ def serve(
         seconds=seconds,
     )
     terminal = Terminal()
-    if is_index(folder):
+    terminal.say(f"opening {folder}")
+    from proxymetric.search.manifest import is_index
+    from proxymetric.serve.folder import index_folder
+
+    if is_index(folder) or not folder.is_dir():
         given = {"--out": out, "--backbone": backbone, "--weights": weights}
         if names := [name for name, value in given.items() if value is not None]:
             raise ValueError(f"{names[0]}: got it with an index, expected it only with a folder of images")
     else:
         check_address(settings)  # before the images are embedded, which takes a while
         work = partial(terminal.work, "embedding")
-        index = index_folder(folder, out, backbone, weights, device, say=terminal.say, progress=work)
-        settings = replace(settings, index=str(index.folder))
+        target = index_of(folder, out, terminal)
+        index_folder(folder, target, backbone, weights, device, say=terminal.say, progress=work)
+        settings = replace(settings, index=str(target))
     serve_and_say(settings, terminal, open_page)
 
 
@@ -117,8 +121,8 @@ def serve_and_say(settings: Settings, terminal: Terminal, open_page: bool) -> No
     from proxymetric.search import Index
     from proxymetric.serve import serve as serve_index
 
-    terminal.say(f"opening {settings.index}, and the model that made it")
     count = len(Index(settings.index))
+    terminal.say(f"loading the model that made {settings.index}")
 
     def announce(address: str) -> None:
         typer.echo(f"serving {count:,} images of {settings.index} at {address} (Ctrl-C stops)", err=True)

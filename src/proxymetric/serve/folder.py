@@ -21,24 +21,6 @@ FEW_CLASSES = 20
 Say = Callable[[str], None]
 
 
-def default_index(images: Path) -> Path:
-    """Where the index of a folder is kept if nothing else is said: in the working directory, under the folder's name.
-
-    Example:
-        >>> print(default_index(Path("my/photos")))
-        photos.index
-    """
-    return Path(f"{images.resolve().name}.index")
-
-
-def place_line(target: Path, images: Path) -> str:
-    """Say where the index of a folder is kept, and whether it is there already."""
-    quoted, place = visible(str(images)), visible(str(target.resolve()))
-    if is_index(target):
-        return f"the index of {quoted} is in {place}: only new and changed images are embedded"
-    return f"the index of {quoted} is made in {place}; nothing else is written"
-
-
 def check_images(images: Path) -> None:
     """Refuse what holds a model where a folder of images is expected.
 
@@ -99,7 +81,7 @@ def model_of_words(
 
 def index_folder(
     images: Path,
-    out: Path | None = None,
+    out: Path,
     backbone: str | None = None,
     weights: Path | None = None,
     device: str | None = None,
@@ -111,7 +93,7 @@ def index_folder(
 
     Args:
         images: the folder; it needs no classes.
-        out: the folder of the index; None: `default_index`.
+        out: the folder of the index.
         backbone: the pre-trained backbone of a new index; None: see `pretrained_place`.
         weights: a file with its weights; None: those of the model hub.
         device: where the model computes.
@@ -124,11 +106,10 @@ def index_folder(
     Raises:
         ValueError: an argument is wrong, no image can be read, or the weights cannot be had.
     """
-    target, tell = default_index(images) if out is None else out, say or (lambda sentence: None)
+    tell = say or (lambda sentence: None)
     check_images(images)
-    tell(place_line(target, images))
-    model = partial(model_of_words, None, target, backbone, weights, device=device, say=say)
-    index = Index.build(target, images, model, say=tell, report=lambda line: None, progress=progress)
+    model = partial(model_of_words, None, out, backbone, weights, device=device, say=say)
+    index = Index.build(out, images, model, say=tell, report=lambda line: None, progress=progress)
     if added := training_adds(index, images):
         tell(added)
     return index
