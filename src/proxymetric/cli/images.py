@@ -56,6 +56,19 @@ def index_of(images: Path, out: Path | None, terminal: Terminal) -> Path:
     return target
 
 
+def check_served(folder: Path) -> None:
+    """Refuse what is no folder, and can neither be an index nor hold images."""
+    from proxymetric.arguments.signatures import neighbour
+
+    if not folder.is_dir():
+        missing = "is a file" if folder.exists() else "does not exist"
+        hint = "" if folder.exists() else neighbour(folder, Path.is_dir)
+        raise ValueError(
+            f"serve: got {folder}, which {missing}; expected a folder of images, or one that `proxymetric index` "
+            f"wrote{hint}"
+        )
+
+
 def is_image(place: str) -> bool:
     """Whether a word is the name of an image and of no folder: what no model can be."""
     from proxymetric.data.folders import ENDINGS

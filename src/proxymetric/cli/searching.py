@@ -312,6 +312,10 @@ def _index_at(place: str) -> Index:
     from proxymetric.search.manifest import is_index
 
     folder = Path(place)
+    if is_image(place):
+        raise ValueError(
+            f"INDEX: got {place}, an image; expected an index, or a folder to search: `search {place} --in IMAGES`"
+        )
     if not is_index(folder):
         model = place_of(place)
         if not isinstance(model, RunFolder) or (folder / "run.json").is_file():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proxymetric.cli.images import index_of
+from proxymetric.cli.images import check_served, index_of
 from proxymetric.cli.root import Backbone, Device, app, example
 from proxymetric.cli.searching import OtherRun
 
@@ -99,11 +99,12 @@ def serve(
         seconds=seconds,
     )
     terminal = Terminal()
+    check_served(folder)
     terminal.say(f"opening {folder}")
     from proxymetric.search.manifest import is_index
     from proxymetric.serve.folder import index_folder
 
-    if is_index(folder) or not folder.is_dir():
+    if is_index(folder):
         given = {"--out": out, "--backbone": backbone, "--weights": weights}
         if names := [name for name, value in given.items() if value is not None]:
             raise ValueError(f"{names[0]}: got it with an index, expected it only with a folder of images")

@@ -70,8 +70,7 @@ class Manifest:
         """
         what = "a folder that `proxymetric index` wrote"
         if not (folder / FILE).is_file():
-            missing = "which is a file" if folder.is_file() else f"which has no {FILE}"
-            missing = missing if folder.exists() else "which does not exist"
+            missing = "which does not exist" if not folder.exists() else f"which has no {FILE}"
             raise ValueError(f"index: got {folder}, {missing}; expected {what}{neighbour(folder, is_index)}")
         content = read_json(folder / FILE)
         if isinstance(content, dict) and isinstance(content.get("format"), int) and content["format"] > FORMAT:

@@ -66,7 +66,7 @@ def model_of_words(
     if which != "best":
         raise ValueError(f"--which: got {which!r} without a RUN, expected it only with one")
     earlier = Manifest.read(target) if is_index(target) else None
-    if earlier is None or not earlier.count or not earlier.run.get("run") or backbone or weights:
+    if earlier is None or not earlier.run.get("run") or backbone or weights:
         return load_model(pretrained_place(backbone, weights, device), "best", device, weights, say)
     place = place_of(earlier.run["run"])
     if not place.exists():
