@@ -49,7 +49,7 @@ def pretrained_place(
                 f"weights: got {weights}, whose header does not say which backbone it was made for; expected its name, "
                 "too: --backbone NAME, such as resnet50 or vit_small_patch16_224"
             )
-        if None not in (backbone, needs.backbone) and needs.backbone.split(".")[0] != backbone.split(".")[0]:
+        if backbone and needs.backbone and needs.backbone.split(".")[0] != backbone.split(".")[0]:
             raise ValueError(
                 f"weights: got {weights}, which was made for {needs.backbone}, with --backbone {backbone}; expected no "
                 "--backbone, or another file"
