@@ -46,8 +46,11 @@ def test_it_says_what_the_verb_says(run, model, photos, tmp_path):
     index = pm.Index.build(tmp_path / "a.index", photos, model, map="none", say=said.append, report=reported.append)
     answer = proxymetric("index", run, photos, "--out", tmp_path / "b.index", "--map", "none")
     messages, lines = (text.replace("b.index", "a.index").splitlines() for text in (answer.err, answer.out))
-    assert messages[: len(said)] == said
-    assert messages[len(said)] == "next:"
+    place, loading, rest = messages[0], messages[2], [*messages[1:2], *messages[3:]]
+    assert place == f"the index of {photos} is kept in {tmp_path / 'a.index'}"
+    assert loading == f"loading the model of {run}"
+    assert rest[: len(said)] == said
+    assert rest[len(said)] == "next:"
     assert [_without_times(line) for line in lines] == [_without_times(line) for line in reported]
     assert (index.changed.added, index.changed.unchanged, index.changed.bad) == (80, 0, {})
 

@@ -78,7 +78,7 @@ def test_only_what_changed_is_embedded(index, model, folder):
     before = index.vector("class1/1.png")
     changed = sync(index, model, folder, progress=lambda done, total: embedded.append(total))
     assert counts(changed) == (1, 1, 9, 70)
-    assert embedded == [2]
+    assert set(embedded) == {2}
     assert "class0/0.png" not in index
     assert index["new/1.png"].label == "new"
     torch.testing.assert_close(index.vector("new/1.png"), index.vector("class3/1.png"))

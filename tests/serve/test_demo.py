@@ -79,7 +79,7 @@ def test_serve_takes_its_options(index_folder, tmp_path, asked):
 
 
 def test_refusals(index_folder, tmp_path, monkeypatch):
-    refused(proxymetric("serve", tmp_path), "which has no manifest.json")
+    refused(proxymetric("serve", tmp_path), "which has no images")
     refused(proxymetric("serve", index_folder, "--workers", 0), "workers: got 0, expected at least 1")
     refused(proxymetric("serve", index_folder, "--max-pending", 0), "max_pending: got 0, expected at least 1")
     refused(proxymetric("serve", index_folder, "--seconds", 0), "seconds: got 0, expected more than 0")

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 SIZES = 8, 4096
 """smallest and largest side of the images in pixels"""
+SMALL_SIZE, SIZE = 32, 224
+"""side of the images in pixels for the backbone `small`, and for all others, where nothing else is said"""
 MAX_DIM = 10**6
 """largest number of dimensions of a vector"""
 

@@ -211,15 +211,22 @@ RunOrFile = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="Folder of a run (`train --out`), file of `export --slim`, folder of `export --hub`, or its address on "
-        "the Hugging Face hub: hf://owner/name.",
+        help="Folder of a run (`train --out`), file of `export --slim`, folder of `export --hub`, its address on "
+        "the Hugging Face hub: hf://owner/name, or a pre-trained backbone: backbone:NAME.",
     ),
 ]
 SlimWeights = Annotated[
     Path | None,
     typer.Option(
         "--weights",
-        help="Only for a slim file: the backbone's weights (safetensors), instead of the hub's.",
+        help="For a slim file or a pre-trained backbone: the backbone's weights (safetensors), instead of the hub's.",
+    ),
+]
+Backbone = Annotated[
+    str | None,
+    typer.Option(
+        help="Without a RUN: the pre-trained backbone, a model name of timm. Default: the one that the index has, or "
+        "that the file of --weights names; else DINOv2, its ViT-S on a CPU and its ViT-B on a GPU.",
     ),
 ]
 Device = Annotated[str | None, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:0.")]

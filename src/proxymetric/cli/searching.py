@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from proxymetric.cli.images import ImageArgument, ImagesFolder, check_images, check_searched
+from proxymetric.cli.images import check_images, check_searched, index_of, is_image
 from proxymetric.cli.results import AsJson, OpenPage, index_as_json, print_answers, print_results
-from proxymetric.cli.root import CutDim, Device, RunOrFile, SlimWeights, VectorKind, Which, app, example
+from proxymetric.cli.root import Backbone, CutDim, Device, SlimWeights, VectorKind, Which, app, example
 from proxymetric.system.text import visible
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ FORMS = {"index": "an INDEX", "identify": "--identify", "folder": "--in IMAGES"}
 FITS = {
     "-k": ("index", "folder"), "--open": ("index", "folder"), "--where": ("index",), "--differs": ("index",),
     "--far": ("identify",), "--run": ("index", "identify"), "--which": ("folder",), "--weights": ("folder",),
+    "--backbone": ("folder",),
 }  # fmt: skip
 """option of `search` -> the forms that take it"""
 FIRST_RESULTS = 10
@@ -39,6 +40,7 @@ FAR = 0.01
 @app.command(
     short_help="Index images so that they can be searched; add or remove some.",
     epilog=example(
+        "proxymetric index IMAGES",
         "proxymetric index runs/birds IMAGES --out birds.index",
         "proxymetric index runs/birds IMAGES --out birds.index --metadata items.csv",
         "proxymetric index add-class --help",
@@ -46,9 +48,20 @@ FAR = 0.01
     ),
 )
 def index(
-    run: RunOrFile,
-    images: ImagesFolder,
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="[RUN]",
+            help="Folder of a run (`train --out`), file of `export --slim`, folder of `export --hub`, its address on "
+            "the Hugging Face hub: hf://owner/name, or a pre-trained backbone: backbone:NAME. Default: the model that "
+            "the index has; for a new index --backbone.",
+        ),
+    ],
+    images: Annotated[
+        Path | None, typer.Argument(metavar="IMAGES", help="Folder of images; subfolders are searched too.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the index. Default: IMAGES.index.")] = None,
+    backbone: Backbone = None,
     metadata: Annotated[
         Path | None,
         typer.Option(
@@ -121,6 +134,8 @@ def index(
 ) -> None:
     """Index a folder of images: vectors, classes, thumbnails and a map, in a folder that `search` and `serve` open.
 
+    Without a RUN, a backbone that is only pre-trained makes the vectors: no training, and no classes are needed.
+
     The same command again brings the index up to date: only new and changed files are embedded, and deleted ones drop
     out. Another folder for the same index is refused if images would be deleted, unless --replace says so. A command
     that was killed is continued by the same command. The class is the folder directly under IMAGES, or under its parts
@@ -131,16 +146,19 @@ def index(
     ./remove. Images that `index add-class` added stay, also with --rebuild. Another model cannot embed them again, so
     that --rebuild by another model is refused if there are any, unless --drop-added says that they drop out.
     """
-    from proxymetric.models.load import load_model
-    from proxymetric.search import Index
     from proxymetric.system.terminal import Terminal
 
     terminal = Terminal()
-    target = out if out is not None else Path(f"{images.resolve().name}.index")
+    place, folder = (None, Path(run)) if images is None else (run, images)
+    target = index_of(folder, out, terminal)
+    from proxymetric.search import Index
+    from proxymetric.serve.folder import check_images, model_of_words, training_adds
+
+    check_images(folder)
     built = Index.build(
         target,
-        images,
-        partial(load_model, run, which, device, weights, terminal.say),
+        folder,
+        partial(model_of_words, place, target, backbone, weights, which, device, terminal.say),
         metadata=metadata,
         layout=layout,
         engine=engine_of(engine, uri, engine_settings or []),
@@ -157,6 +175,8 @@ def index(
     )
     if as_json:
         terminal.dump(index_as_json(built))
+    if added := training_adds(built, folder):
+        terminal.say(added)
     quoted = shlex.quote(visible(target))
     terminal.say(f"next:\n  proxymetric search {quoted} unknown.jpg\n  proxymetric serve {quoted}")
 
@@ -168,15 +188,22 @@ def index(
         "proxymetric search birds.index unknown.jpg --where class=wren --json",
         "proxymetric search birds.index IMAGES/wren/7.jpg --differs camera",
         "proxymetric search birds.index unknown.jpg --identify --far 0.001",
+        "proxymetric search unknown.jpg --in IMAGES",
         "proxymetric search runs/birds unknown.jpg --in IMAGES",
         "proxymetric search runs/birds one.jpg two.jpg --in images.safetensors",
     ),
 )
 def search(
     place: Annotated[
-        str, typer.Argument(metavar="INDEX", help="Folder that `index` wrote; with --in, a RUN as for `index`.")
+        str,
+        typer.Argument(
+            metavar="INDEX",
+            help="Folder that `index` wrote; with --in, a RUN as for `index`. Default with --in: --backbone.",
+        ),
     ],
-    image: ImageArgument,
+    image: Annotated[
+        list[Path] | None, typer.Argument(metavar="IMAGE", help="Image to find similar images for.")
+    ] = None,
     searched: Annotated[
         Path | None,
         typer.Option(
@@ -215,6 +242,7 @@ def search(
     open_page: OpenPage = False,
     run: OtherRun = None,
     which: Which = "best",
+    backbone: Backbone = None,
     weights: SlimWeights = None,
     device: Device = None,
 ) -> None:
@@ -226,34 +254,34 @@ def search(
     left out of its own results.
 
     With --in there is no index: the images of a folder are embedded and searched, and their class is the folder
-    directly under IMAGES.
+    directly under IMAGES. Without a RUN, a backbone that is only pre-trained embeds them.
 
     With --identify each image is a line of file, class, score and runner-up (or, if it is none of these, the closest
     class), separated by tabs. The threshold is chosen so that images of classes that the index does not have are
     refused, all but the share --far; a message says by which images. An IMAGE that is in the index itself is left out
     of its own class.
     """
-    from proxymetric.models.load import load_model
     from proxymetric.search.questions import identify_files, search_folder, search_index
+    from proxymetric.serve.folder import model_of_words
     from proxymetric.serve.searcher import model_of
     from proxymetric.system.terminal import Terminal
 
     form = "folder" if searched is not None else "identify" if identify else "index"
     given = {"-k": k, "--open": open_page, "--where": where, "--differs": differs, "--far": far, "--run": run,
-             "--which": which != "best", "--weights": weights}  # fmt: skip
+             "--which": which != "best", "--weights": weights, "--backbone": backbone}  # fmt: skip
     _check_form(form, identify, given)
     if searched is not None:
         terminal = Terminal()
-        check_images(image)
+        named, images = (None, [Path(place), *(image or [])]) if is_image(place) else (place, image or [])
+        check_images(images)
         check_searched(searched)
-        model = partial(load_model, place, which, device, weights, terminal.say)
-        results = search_folder(
-            searched, model, image, FIRST_RESULTS if k is None else k, terminal.say, partial(terminal.work, "embedding")
-        )
+        model = partial(model_of_words, named, searched, backbone, weights, which, device, terminal.say)
+        count, progress = FIRST_RESULTS if k is None else k, partial(terminal.work, "embedding")
+        results = search_folder(searched, model, images, count, terminal.say, progress)
         print_results(results, as_json, open_page)
         return
     opened = _index_at(place)
-    check_images(image)
+    check_images(image := image or [])
     made_by = partial(model_of, opened, run, device)
     if identify:
         rate = FAR if far is None else far
@@ -284,6 +312,10 @@ def _index_at(place: str) -> Index:
     from proxymetric.search.manifest import is_index
 
     folder = Path(place)
+    if is_image(place):
+        raise ValueError(
+            f"INDEX: got {place}, an image; expected an index, or a folder to search: `search {place} --in IMAGES`"
+        )
     if not is_index(folder):
         model = place_of(place)
         if not isinstance(model, RunFolder) or (folder / "run.json").is_file():

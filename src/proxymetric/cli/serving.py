@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proxymetric.cli.root import Device, app, example
-from proxymetric.cli.searching import IndexFolder, OtherRun
+from proxymetric.cli.images import check_served, index_of
+from proxymetric.cli.root import Backbone, Device, app, example
+from proxymetric.cli.searching import OtherRun
 
 if TYPE_CHECKING:
     from proxymetric.serve.settings import Settings
@@ -20,11 +22,20 @@ TOKEN_VARIABLE = "PROXYMETRIC_TOKEN"
 
 
 @app.command(
-    short_help="Serve an index: a web page and an HTTP interface for searches.",
-    epilog=example("proxymetric serve birds.index", "proxymetric serve birds.index --workers 4 --token-file secret"),
+    short_help="Serve an index, or a folder of images: a web page and an HTTP interface for searches.",
+    epilog=example(
+        "proxymetric serve IMAGES",
+        "proxymetric serve birds.index",
+        "proxymetric serve birds.index --workers 4 --token-file secret",
+    ),
 )
 def serve(
-    folder: IndexFolder,
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="INDEX", help="Folder that `index` wrote; or a folder of images, which is indexed first, see --out."
+        ),
+    ],
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for other machines too.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen at; 0 for any free one.")] = 8000,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
@@ -45,13 +56,29 @@ def serve(
     max_batch: Annotated[int, typer.Option(help="Searches in a forward pass.")] = 32,
     seconds: Annotated[float, typer.Option(help="Time limit of a search.")] = 30.0,
     run: OtherRun = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="For a folder of images: the folder of its index. Default: IMAGES.index."),
+    ] = None,
+    backbone: Backbone = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            "--weights", help="For a folder of images: the backbone's weights (safetensors) instead of the hub's."
+        ),
+    ] = None,
     device: Device = None,
 ) -> None:
     """Serve an index: a web page to search by an image, and the same for programs (/openapi.json describes it).
 
+    A folder of images needs neither classes nor training: a pre-trained backbone indexes it, as `proxymetric index`
+    does. The next call embeds only new and changed images, and one that was stopped is continued.
+
     Needs the extra `serve`. It listens on this machine only, unless --host says otherwise. Ctrl-C stops it.
     """
+    from proxymetric.serve import check_address
     from proxymetric.serve.settings import Settings
+    from proxymetric.system.terminal import Terminal
 
     for option, limit in (("--max-megabytes", max_megabytes), ("--max-megapixels", max_megapixels)):
         if not 1 <= limit * 1e6 < float("inf"):
@@ -71,15 +98,32 @@ def serve(
         max_batch=max_batch,
         seconds=seconds,
     )
-    serve_and_say(settings, open_page)
+    terminal = Terminal()
+    check_served(folder)
+    terminal.say(f"opening {folder}")
+    from proxymetric.search.manifest import is_index
+    from proxymetric.serve.folder import index_folder
+
+    if is_index(folder):
+        given = {"--out": out, "--backbone": backbone, "--weights": weights}
+        if names := [name for name, value in given.items() if value is not None]:
+            raise ValueError(f"{names[0]}: got it with an index, expected it only with a folder of images")
+    else:
+        check_address(settings)  # before the images are embedded, which takes a while
+        work = partial(terminal.work, "embedding")
+        target = index_of(folder, out, terminal)
+        index_folder(folder, target, backbone, weights, device, say=terminal.say, progress=work)
+        settings = replace(settings, index=str(target))
+    serve_and_say(settings, terminal, open_page)
 
 
-def serve_and_say(settings: Settings, open_page: bool) -> None:
+def serve_and_say(settings: Settings, terminal: Terminal, open_page: bool) -> None:
     """Serve until the process is told to stop, and say where."""
     from proxymetric.search import Index
     from proxymetric.serve import serve as serve_index
 
     count = len(Index(settings.index))
+    terminal.say(f"loading the model that made {settings.index}")
 
     def announce(address: str) -> None:
         typer.echo(f"serving {count:,} images of {settings.index} at {address} (Ctrl-C stops)", err=True)
@@ -95,7 +139,7 @@ def serve_demo(out: Path, terminal: Terminal, device: str | None) -> None:
     from proxymetric.serve.settings import Settings
 
     index = index_demo(out, device, progress=partial(terminal.work, "indexing"))
-    serve_and_say(Settings(str(index.folder), device=device), open_page=True)
+    serve_and_say(Settings(str(index.folder), device=device), terminal, open_page=True)
 
 
 def _token(file: Path | None) -> str:

@@ -90,12 +90,16 @@ def export(
 
     The folder of --hub holds the names of the training classes and, on the card, the scores and the name of the data.
     """
+    from proxymetric.system.terminal import Terminal
+
+    terminal = Terminal()
+    terminal.say(f"exporting {run}")
     from proxymetric.models.export import export as write_files
 
     if licence is not None and hub is None:
         raise ValueError(f"--licence: got {licence!r} without --hub; expected it only for a folder to share")
     targets = {"torch": torch, "onnx": onnx, "slim": slim, "hub": hub}
     files = {kind: file for kind, file in targets.items() if file is not None}
-    written = write_files(run, files, which=which, takes=takes, overwrite=overwrite, licence=licence)
+    written = write_files(run, files, which=which, takes=takes, overwrite=overwrite, licence=licence, say=terminal.say)
     for file, description in written.items():
         typer.echo(f"{file}: {description}")

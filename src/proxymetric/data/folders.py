@@ -28,8 +28,8 @@ OTHER_ENDINGS = (
 )  # fmt: skip
 """endings of images and films that are not read, unless `ENDINGS` has them too"""
 WITHOUT_TRAINING = (
-    "`proxymetric index` and `search` need neither classes nor training on these images: they take an encoder that is "
-    "only pre-trained, or of another run"
+    "`proxymetric serve IMAGES` needs neither classes nor training: an encoder that is only pre-trained finds similar "
+    "images, on a page; `proxymetric index IMAGES` and `search` do so in the terminal"
 )
 """what works with too few images to learn from"""
 MAX_NAMES = 3

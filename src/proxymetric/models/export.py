@@ -74,6 +74,7 @@ def export(
     takes: str = "uint8",
     overwrite: bool = False,
     licence: str | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> dict[Path, str]:
     """Write the model of a run to files.
 
@@ -90,6 +91,7 @@ def export(
         takes: the pixels that "torch" and "onnx" take: "uint8" in 0..255 or "float" in [0, 1].
         overwrite: replace files that an earlier export wrote; other files are never replaced.
         licence: of "hub": the hub's identifier of the model's licence; None: the card says that it is unknown.
+        say: called with the name of each stage when it begins.
 
     Returns:
         A description of each file.
@@ -110,7 +112,9 @@ def export(
     check_licence(licence)
     if "onnx" in targets:
         _check_installed("onnx", "onnxscript")
+    tell = say or (lambda stage: None)
     recipe = read_run(model_folder(run, which))["recipe"]
+    tell(f"loading the model of {run}")
     model = load(run, which, "cpu")
     descriptions: dict[Path, str] = {}
     if "slim" in targets:
@@ -120,10 +124,14 @@ def export(
         facts = read_json_object(result) if result.is_file() else {}
         descriptions[targets["hub"]] = write_hub(model, recipe, facts, targets["hub"], licence)
     if "torch" in targets or "onnx" in targets:
+        tell("tracing the model as a program")
         program = trace(model, takes)
-        for kind, write in (("torch", _write_torch), ("onnx", _write_onnx)):
-            if kind in targets:
-                descriptions[targets[kind]] = write(model, program, takes, targets[kind])
+        if "torch" in targets:
+            tell(f"writing {targets['torch']}, and comparing it with the model")
+            descriptions[targets["torch"]] = _write_torch(model, program, takes, targets["torch"])
+        if "onnx" in targets:
+            tell("converting the program to ONNX: the longest stage, 10 to 30 s of a core for a large network")
+            descriptions[targets["onnx"]] = _write_onnx(model, program, takes, targets["onnx"], tell)
     return descriptions
 
 
@@ -148,12 +156,15 @@ def _write_torch(model: Model, program: torch.export.ExportedProgram, takes: str
     return f"a program for torch.export.load: {_shapes(model, takes)}; checked"
 
 
-def _write_onnx(model: Model, program: torch.export.ExportedProgram, takes: str, out: Path) -> str:
+def _write_onnx(
+    model: Model, program: torch.export.ExportedProgram, takes: str, out: Path, tell: Callable[[str], None]
+) -> str:
     with _quiet():
         exported = torch.onnx.export(program, (), output_names=["vectors"], dynamo=True, verbose=False)
     assert exported is not None
     exported.model.metadata_props["proxymetric"] = json.dumps(_facts(model, takes))
     can_check = importlib.util.find_spec("onnxruntime") is not None
+    tell(f"writing {out}{', and comparing it with the model' if can_check else ''}")
     with replacing(out) as temporary:
         exported.save(temporary, external_data=False)
         if can_check:

@@ -12,7 +12,7 @@ from proxymetric.core.normalisation import NORMALISATIONS
 from proxymetric.models.hub_client import on_disk
 from proxymetric.models.load import is_run, load, read_run
 from proxymetric.models.model import Model
-from proxymetric.models.place import RunFolder, SlimFile, place_of
+from proxymetric.models.place import Pretrained, RunFolder, SlimFile, place_of
 from proxymetric.models.run_folder import model_folder
 
 
@@ -48,7 +48,7 @@ class FeatureModel(Model):
 
 
 def is_frozen(run: str | Path, which: str = "best") -> bool:
-    """Whether the backbone of a model of a run, of a slim file or of a shared model was frozen in training."""
+    """Whether the backbone of a model of a run, a slim file or a shared model was frozen in training, or not trained."""
     place = place_of(run)
     if isinstance(place, RunFolder):
         return bool(read_run(model_folder(place.path, which))["recipe"]["train"]["frozen"])
@@ -56,6 +56,8 @@ def is_frozen(run: str | Path, which: str = "best") -> bool:
         from proxymetric.system.checkpoint import Checkpoint
 
         return bool(Checkpoint.read(place.path).state.get("held"))
+    if isinstance(place, Pretrained):
+        return True
     return bool(on_disk(place).config.get("frozen"))
 
 

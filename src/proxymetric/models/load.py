@@ -1,4 +1,4 @@
-"""Load the model of a run, of a slim file, or of a shared folder."""
+"""Load the model of a run, of a slim file or of a shared folder, or a backbone that was not trained."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from proxymetric.models.hub_client import on_disk
 from proxymetric.models.model import Model
-from proxymetric.models.place import Place, RunFolder, SlimFile, place_of
+from proxymetric.models.place import Place, Pretrained, RunFolder, SlimFile, place_of
 from proxymetric.models.run_folder import (
     REFIT,
     SIMPLER,
@@ -36,17 +36,19 @@ def load(
     device: str | torch.device | None = None,
     weights: str | Path | None = None,
 ) -> Model:
-    """Load the model of a run, of a slim file or of a shared folder.
+    """Load the model of a run, of a slim file or of a shared folder, or a backbone with its pre-trained weights.
 
     Args:
         run: folder of a run, or a file that `export --slim` wrote, which holds only the trained parameters;
             or a folder that `export --hub` wrote, or its address on the Hugging Face hub: "hf://owner/name", or
-            "hf://owner/name@revision".
+            "hf://owner/name@revision"; or "backbone:NAME", the pre-trained backbone of this name (of timm, or one of
+            this package), whose vectors are its features.
         which: "best" (the simpler model if the run keeps one, the refitted model if there is one, else the model of the
             chosen epoch), "last", or "chosen" (the model of the chosen epoch in any case).
         device: where the model computes; None or "auto" means a GPU if there is one.
         weights: a safetensors file with weights for the backbone. For a run they replace its own. For a slim file they
-            must be the weights that the training started from; None takes those of the hub. A shared folder takes none.
+            must be the weights that the training started from; None takes those of the hub. A backbone takes these
+            weights, or those of the hub. A shared folder takes none.
 
     Returns:
         The model; its `source` says where it was loaded from.
@@ -65,6 +67,10 @@ def load(
         from proxymetric.models.slim import load_slim
 
         model = load_slim(place.path, weights, target_device)
+    elif isinstance(place, Pretrained):
+        from proxymetric.models.pretrained import load_pretrained
+
+        model = load_pretrained(place.name, weights, target_device)
     elif weights is not None:
         raise ValueError(f"weights: got {weights}, but {place} holds the whole encoder; expected no weights")
     else:
@@ -84,26 +90,30 @@ def load_model(
     weights: str | Path | None,
     say: Callable[[str], None] | None = None,
 ) -> Model:
-    """Load a model for a person: a run has weights of its own, and `say` is told that it is not finished.
+    """Load a model for a person: a run has weights of its own, and `say` is told what is loaded, and if a run is not
+    finished.
 
     Raises:
         ValueError: weights are given for a run, or the model cannot be loaded.
     """
-    place = place_of(run)
+    place, tell = place_of(run), say or (lambda sentence: None)
     if weights is not None and isinstance(place, RunFolder) and place.exists():
         raise ValueError(
             f"--weights: got {weights} with the run {run}, which has its own weights; expected it only with a file of "
             "`export --slim`"
         )
+    if isinstance(place, Pretrained):
+        tell(f"loading {place.name}, only pre-trained, with the weights of {weights or 'the Hugging Face hub'}")
+    else:
+        tell(f"loading the model of {place}")
     model = load(place, which, device, weights)
     for sentence in unfinished(place):
-        if say is not None:
-            say(sentence)
+        tell(sentence)
     return model
 
 
 def unfinished(run: str | Path | Place) -> list[str]:
-    """A sentence about a run that is not finished; an empty list for a finished run, a slim file or a shared model."""
+    """A sentence about a run that is not finished; an empty list for a finished run and for what is no run."""
     place = place_of(run)
     if not isinstance(place, RunFolder) or place.is_finished():
         return []
@@ -111,7 +121,7 @@ def unfinished(run: str | Path | Place) -> list[str]:
 
 
 def is_run(place: str | Path | Place) -> bool:
-    """Whether a place is meant as the folder of a run: neither a slim file nor a shared folder.
+    """Whether a place is meant as the folder of a run: no slim file, shared folder or backbone.
 
     Example:
         >>> is_run("runs/birds"), is_run("hf://owner/birds")

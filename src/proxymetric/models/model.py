@@ -200,6 +200,8 @@ class Model:
             images = list(images)  # such as a generator of paths
         total = len(images)
         vectors, indices = [torch.empty(0, self.dim)], []
+        if progress is not None and total:
+            progress(0, total)  # the first batch may take long
         with contextlib.closing(self._squares(images, batch)) as squares:
             for start in range(0, total, batch):
                 rows = range(start, min(start + batch, total))

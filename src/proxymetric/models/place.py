@@ -1,4 +1,4 @@
-"""Where a model lies: the folder of a run, a slim file, a shared folder, or an address on the hub."""
+"""Where a model lies: a run, a slim file, a shared folder, an address on the hub, or a backbone."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 from proxymetric.system.files import read_json
 
 SCHEME = "hf://"
+BACKBONE = "backbone:"
+"""what the place of a backbone begins with"""
 CONFIG = "config.json"
 """the description of a shared model, by the name that the hub expects"""
 
@@ -101,7 +103,33 @@ class HubAddress(Place):
         return True
 
 
-def place_of(place: str | Path | Place) -> RunFolder | SlimFile | HubFolder | HubAddress:
+@dataclass(frozen=True)
+class Pretrained(Place):
+    """A backbone with the weights of its pre-training: a model that was not trained here.
+
+    Args:
+        text: "backbone:NAME".
+        name: the name of the backbone, such as a model of timm.
+    """
+
+    name: str
+
+    @property
+    def absolute(self) -> str:
+        """The same text: it means the same everywhere."""
+        return self.text
+
+    @property
+    def next_to(self) -> Path:
+        """The name of the backbone, in the working directory."""
+        return Path(self.name)
+
+    def exists(self) -> bool:
+        """Return True: only loading it tells."""
+        return True
+
+
+def place_of(place: str | Path | Place) -> RunFolder | SlimFile | HubFolder | HubAddress | Pretrained:
     """Parse a place that holds a model; nothing is loaded or fetched.
 
     Args:
@@ -115,11 +143,13 @@ def place_of(place: str | Path | Place) -> RunFolder | SlimFile | HubFolder | Hu
         RunFolder(text='runs/birds')
         >>> place_of("hf://owner/birds@v1.0")
         HubAddress(text='hf://owner/birds@v1.0', repository='owner/birds', revision='v1.0')
+        >>> place_of("backbone:resnet50").name
+        'resnet50'
         >>> place_of("hf://birds")
         Traceback (most recent call last):
         ValueError: run: got 'hf://birds', expected 'hf://owner/name' or 'hf://owner/name@revision'
     """
-    if isinstance(place, RunFolder | SlimFile | HubFolder | HubAddress):
+    if isinstance(place, RunFolder | SlimFile | HubFolder | HubAddress | Pretrained):
         return place
     text = str(place)
     if text.startswith(SCHEME):
@@ -127,6 +157,11 @@ def place_of(place: str | Path | Place) -> RunFolder | SlimFile | HubFolder | Hu
         if form is None:
             raise ValueError(f"run: got {text!r}, expected 'hf://owner/name' or 'hf://owner/name@revision'")
         return HubAddress(text, form[1], form[2])
+    if text.startswith(BACKBONE):
+        name = text.removeprefix(BACKBONE)
+        if not name:
+            raise ValueError(f"run: got {text!r}, expected 'backbone:NAME', such as 'backbone:resnet50'")
+        return Pretrained(text, name)
     path = Path(text)
     if path.is_file():
         return SlimFile(text)

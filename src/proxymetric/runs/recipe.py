@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from proxymetric.arguments.checks import MAX_DIM, SIZES
+from proxymetric.arguments.checks import MAX_DIM, SIZE, SIZES, SMALL_SIZE
 from proxymetric.arguments.recipe_keys import everyday_hint
 from proxymetric.arguments.signatures import did_you_mean, fit, one_of
 from proxymetric.runs.defaults import imply_defaults
@@ -38,8 +38,6 @@ from proxymetric.training.options import TrainOptions
 
 TOP_DEFAULTS: dict[str, Any] = {"method": "proxy-anchor", "protocol": "held-out", "seed": 0}
 """the keys outside the tables, with their defaults"""
-SMALL_SIZE, SIZE = 32, 224
-"""side of the images in pixels for the backbone `small`, and for all others"""
 TABLES = ("data", "view", "encoder", "loss", "train")
 CACHES = ("auto", "none", "memory", "device")
 DECODINGS = ("full", "reduced")

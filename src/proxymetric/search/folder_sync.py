@@ -105,6 +105,7 @@ def sync(
     on_start: Callable[[int, int], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
     on_unlisted: Callable[[str, str], None] | None = None,
+    say: Callable[[str], None] | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> Changed:
     """Bring an index up to date with a folder of images.
@@ -128,6 +129,7 @@ def sync(
         on_start: called with the number of images that are to be embedded and the number of images of the folder.
         progress: called with the number of images that are embedded and the number that are to be embedded.
         on_unlisted: called for each folder that cannot be listed and each file that cannot be read, with the reason.
+        say: called with the name of each stage after the embedding, when it begins.
         facts: fields of the manifest that change, such as `run`.
 
     Returns:
@@ -197,7 +199,7 @@ def sync(
         }
         differing = any(getattr(index.manifest, name) != value for name, value in facts.items())
         if rebuild or written or edits or result.deleted or differing:
-            index.change(batches, edits, kept, **facts)
+            index.change(batches, edits, kept, say=say, **facts)
         staging.remove()
     return result
 
@@ -372,6 +374,8 @@ def _embedded(
     waiting: list[tuple[Photo, bytes]] = []
     vectors: list[Tensor] = []
     last_write = time.monotonic()
+    if progress is not None and photos:
+        progress(0, len(photos))  # the first batch may take long
     # Pillow decodes without the interpreter's lock, so that threads decode while the model computes.
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         starts = list(range(0, len(photos), batch))

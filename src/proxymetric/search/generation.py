@@ -6,7 +6,7 @@ import contextlib
 import mmap
 import shutil
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,7 @@ def commit(
     batches: Sequence[Batch],
     edits: Mapping[str, tuple[str | None, str]],
     kept: set[str] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Manifest:
     """Write a new generation and make it the state of the index, in one step for every reader.
 
@@ -108,6 +109,7 @@ def commit(
         batches: items that are added or replaced.
         edits: label and metadata of kept items that get new ones.
         kept: ids of the old items that stay; None: all that no batch replaces.
+        say: called with the name of each stage when it begins.
 
     Returns:
         The manifest that was written.
@@ -117,7 +119,7 @@ def commit(
     """
     number = manifest.generation + 1
     try:
-        written = _write(folder, number, manifest, before, batches, edits, kept)
+        written = _write(folder, number, manifest, before, batches, edits, kept, say or (lambda stage: None))
     except BaseException as error:
         _remove(folder, number)
         if is_disk_full(error) or isinstance(error, sqlite3.OperationalError):
@@ -142,6 +144,7 @@ def _write(
     batches: Sequence[Batch],
     edits: Mapping[str, tuple[str | None, str]],
     kept: set[str] | None,
+    say: Callable[[str], None],
 ) -> Manifest:
     """Write all files of a new generation; return its manifest, which is not written yet."""
     _remove(folder, number)  # what a process that was killed may have left
@@ -161,6 +164,7 @@ def _write(
     ).reshape(len(order), 2)
     kind = manifest.vectors["kind"]
     check_engine(kind, manifest.engine)
+    say(f"writing the vectors and thumbnails of {len(order):,} images")
     write_vectors(partial, kind, sources, places, manifest.dim)
     columns: set[str] = set()
     packs = _write_items(folder, partial, number, manifest, before, batches, edits, places, columns)
@@ -169,6 +173,8 @@ def _write(
     is_same_map = before is not None and before.manifest.map["method"] == manifest.map["method"]
     old_points = before.points if before is not None and is_same_map else None
     array = stored.floats if manifest.map["method"] != "none" or kind == "float32" else np.empty((0, manifest.dim))
+    if array.size and manifest.map["method"] != "none":
+        say(f"making the map ({manifest.map['method']})")
     points, map_facts = update_map(manifest.map, array, old_rows, old_points)
     if points is not None:
         np.save(partial / POINTS, points)
@@ -176,6 +182,8 @@ def _write(
     if before is not None:
         earlier_folder = generation_folder(folder, before.manifest.generation)
         engine_before = Earlier(before.manifest.engine, earlier_folder, old_rows)
+    if manifest.engine["name"] != "exact":
+        say(f"building the engine {manifest.engine['name']}")
     engine, engine_files = build_engine(manifest.engine, array, partial, engine_before)
     names = [*FILES[kind], ITEMS, *([POINTS] if points is not None else []), *engine_files]
     for name in names:

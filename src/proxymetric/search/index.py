@@ -202,9 +202,11 @@ class Index(StoredIndex):
             on_start=lambda number, total: tell(f"to embed: {number:,} of {total:,} images"),
             progress=progress,
             on_unlisted=lambda name, reason: tell(f"left out: {name} ({reason})"),
+            say=tell,
             facts=_new_facts(index.manifest, cut, settings, vectors, map),
         )
         index.changed.absent = [name for name in columns or () if name not in index]
+        tell("measuring the search")
         picture = draw_sizes(index, whole.nested or ())
         tell_result = report or tell
         if say is not None or report is not None:
@@ -318,7 +320,7 @@ def _check_fits(index: StoredIndex, model: TrainedModel) -> None:
     if index.dim != model.dim:
         raise ValueError(
             f"dim: got {model.dim}, but the vectors of {index.folder} have {index.dim} dimensions; expected --dim "
-            f"{index.dim}, another --out, or --rebuild"
+            f"{index.dim}, another --out, or `proxymetric index --rebuild`"
         )
     index.check_model(model)
 

@@ -493,6 +493,7 @@ class StoredIndex:
         edits: Mapping[str, tuple[str | None, str]] | None = None,
         kept: set[str] | None = None,
         check: Callable[[], None] | None = None,
+        say: Callable[[str], None] | None = None,
         **facts: Any,
     ) -> None:
         """Make several changes in one step.
@@ -502,12 +503,13 @@ class StoredIndex:
             edits: new label and metadata (JSON) of items that stay.
             kept: ids of the earlier items that stay; None: all.
             check: called before anything is written, with the newest state of the index open.
+            say: called with the name of each stage when it begins.
             **facts: fields of the manifest that change, such as `model`.
         """
         with self.writing():
             if check is not None:
                 check()
-            self._commit(batches, edits or {}, kept, replace(self.manifest, **facts))
+            self._commit(batches, edits or {}, kept, replace(self.manifest, **facts), say)
 
     def _commit(
         self,
@@ -515,6 +517,7 @@ class StoredIndex:
         edits: Mapping[str, tuple[str | None, str]],
         kept: set[str] | None,
         manifest: Manifest,
+        say: Callable[[str], None] | None = None,
     ) -> None:
         kinds = self.manifest.vectors["kind"], manifest.vectors["kind"]
         if kinds[0] != kinds[1] and kinds[0] != "float32" and kinds[1] == "float32" and kept != set() and len(self):
@@ -523,7 +526,7 @@ class StoredIndex:
                 "expected `proxymetric index --rebuild`"
             )
         before = None if manifest.dim != self.dim else self._generation
-        commit(self.folder, manifest, before, batches, edits, kept)
+        commit(self.folder, manifest, before, batches, edits, kept, say)
         self._load()
 
     def verify(self) -> None:

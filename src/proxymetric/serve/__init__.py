@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 
 from proxymetric.serve.settings import Settings
 
-__all__ = ["Settings", "serve"]
+__all__ = ["Settings", "check_address", "serve"]
 
 
 def serve(settings: Settings, announce: Callable[[str], None] = lambda address: None) -> None:
@@ -23,10 +24,24 @@ def serve(settings: Settings, announce: Callable[[str], None] = lambda address: 
     Example:
         >>> serve(Settings("birds.index", port=0), announce=print)                     # doctest: +SKIP
     """
+    _server().serve(settings, announce)
+
+
+def check_address(settings: Settings) -> None:
+    """Refuse an address at which the service cannot listen, before work that takes a while.
+
+    Raises:
+        ValueError: the extra `serve` is not installed, or the service cannot listen at its address.
+    """
+    _server().bind(settings).close()
+
+
+def _server() -> ModuleType:
+    """The module that needs the extra `serve`."""
     try:
         from proxymetric.serve import server
     except ImportError as error:
         raise ValueError(
             f"serve: {error.name} is not installed; expected the extra `serve`: pip install 'proxymetric[serve]'"
         ) from None
-    server.serve(settings, announce)
+    return server

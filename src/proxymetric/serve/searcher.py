@@ -17,7 +17,7 @@ from torch import Tensor
 
 from proxymetric.models.load import load
 from proxymetric.models.model import Model
-from proxymetric.models.place import Place, RunFolder, SlimFile, place_of
+from proxymetric.models.place import Place, Pretrained, RunFolder, SlimFile, place_of
 from proxymetric.models.proxies import RunProxies, load_proxies
 from proxymetric.search import Answer, Hit, Index
 from proxymetric.search.manifest import FILE
@@ -242,7 +242,12 @@ def model_of(index: Index, run: str | Path | None, device: str | None) -> Model:
         ValueError: the run is unknown or missing, or it is not the one that made the index.
     """
     place = run_of(index, run)
-    weights = index.manifest.run.get("weights") if isinstance(place, SlimFile) else None
+    weights = index.manifest.run.get("weights") if isinstance(place, SlimFile | Pretrained) else None
+    if weights is not None and not Path(weights).exists():
+        raise ValueError(
+            f"--weights: {weights}, with which {index.folder} was made, is missing; expected its new place: "
+            f"`proxymetric index IMAGES --out {index.folder} --weights FILE` keeps it in mind"
+        )
     model = load(place, which_of(index, place), device, weights)
     if index.dim < model.dim:
         model = model.cut_to(index.dim, warn=False)
