@@ -50,7 +50,7 @@ def test_single_images_stay_in_training():
         (
             (5, 7),
             {},
-            "learning needs 4 classes .* are 2 such classes, 12 images together.*`proxymetric serve IMAGES` needs neither",
+            "learning needs 4 classes .* are 2 such classes, 12 images together.*`proxymetric serve IMAGES` needs",
         ),
         ((1,) * 9, {}, "here are 0 such classes, 9 images together.*needs neither classes nor training"),
         (

@@ -48,7 +48,7 @@ class FeatureModel(Model):
 
 
 def is_frozen(run: str | Path, which: str = "best") -> bool:
-    """Whether the backbone of a model of a run, a slim file or a shared model was frozen in training, or not trained."""
+    """Whether the backbone of a run, a slim file or a shared model was frozen in training, or not trained at all."""
     place = place_of(run)
     if isinstance(place, RunFolder):
         return bool(read_run(model_folder(place.path, which))["recipe"]["train"]["frozen"])
