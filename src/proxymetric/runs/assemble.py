@@ -294,6 +294,8 @@ class RefuseUnreadable:
 def embed_features(context: RunContext, encoder: Encoder, images: ImageSet, name: str) -> EmbeddedSet:
     """Compute the backbone's features of all readable images, or take them from the feature cache.
 
+    The backbone is as it was before training: a trained one has no features in the cache.
+
     Args:
         context: what the parts of the run share.
         encoder: the encoder whose backbone computes the features.
@@ -306,6 +308,7 @@ def embed_features(context: RunContext, encoder: Encoder, images: ImageSet, name
         EvalView(**eval_view(context.recipe)),
         workers=context.workers(images),
         progress=lambda done, total: context.watcher.work(f"features: {name}", done, total),
+        on_read=lambda done, total: context.watcher.work(f"reading: {name}", done, total),
     )
     for title, reason in features.bad.items():
         context.on_bad(title, reason)
