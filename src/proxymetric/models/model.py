@@ -7,7 +7,7 @@ import copy
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Sequence, Sized
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
@@ -82,8 +82,8 @@ class Model:
         self.nested = None if nested is None else list(nested)
         self._pretrained = _state(self.encoder) if pretrained else None
         """the state of the pre-trained backbone; None for a trained one"""
-        self._key: str | None = None
-        """the key of its features, once they were asked for"""
+        self._keys: dict[str, str] = {}
+        """for each device on which features were asked for, their key"""
         self._cut_dim: int | None = None
         """dimensions that vectors are cut to; None: they are not cut"""
         self.source: dict[str, str] = {}
@@ -269,10 +269,11 @@ class Model:
                 stack.enter_context(cache)
             contents = stack.enter_context(contextlib.closing(self._read(images, batch, cache, on_image)))
             for start in range(0, len(images), batch):
-                readable = {row: item for row, item in enumerate(islice(contents, batch), start)}
-                bad = {row: readable.pop(row) for row, item in list(readable.items()) if isinstance(item, Exception)}
+                items = dict(enumerate(islice(contents, batch), start))
+                bad = {row: item for row, item in items.items() if isinstance(item, Exception)}
+                readable = {row: item for row, item in items.items() if not isinstance(item, Exception)}
                 vectors = self._vectors(self._merged(readable, cache)) if readable else torch.empty(0, self.dim)
-                yield Part(list(readable), vectors, bad, start + len(readable) + len(bad))
+                yield Part(list(readable), vectors, bad, start + len(items))
 
     def _cache(self, images: Any) -> FeatureCache | None:
         """The features of images that are on disk; None for a trained backbone, and for images in memory."""
@@ -280,11 +281,12 @@ class Model:
             return None
         from proxymetric.features.cache import FeatureCache, feature_key
 
-        if self._key is None:
-            self._key = feature_key(self.encoder, self.view)
-        return FeatureCache(self._key, images)
+        device = str(self.device)
+        if device not in self._keys:
+            self._keys[device] = feature_key(self.encoder, self.view)
+        return FeatureCache(self._keys[device], images)
 
-    def _merged(self, contents: dict[int, Any], cache: FeatureCache | None) -> Tensor:
+    def _merged(self, contents: dict[int, Tensor], cache: FeatureCache | None) -> Tensor:
         """The features of readable images: those that are known, and those of squares, which are computed."""
         squares = {row: item for row, item in contents.items() if item.ndim == 3}
         if not squares:
@@ -317,7 +319,7 @@ class Model:
 
     def _read(
         self, images: Any, batch: int, cache: FeatureCache | None, on_image: Callable[[int, Image.Image], None] | None
-    ) -> Iterator[Tensor | BadImage]:
+    ) -> Generator[Tensor | BadImage]:
         """Yield for each image, in order, what is needed of it.
 
         This is its features (F,), if they are known; the square (3, S, S) that the view cuts from it; or the error for

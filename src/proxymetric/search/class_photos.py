@@ -66,9 +66,8 @@ def add_class(index: Index, model: Embedder, name: str, images: Sequence[Path]) 
             for error in part.bad.values():
                 raise error
             vectors.append(part.vectors)
-    index.add(
-        ids, torch.cat(vectors), labels=[name] * len(ids), thumbnails=[thumbnails[row] for row in range(len(ids))]
-    )
+    pictures = [thumbnails[row] for row in range(len(ids))]
+    index.add(ids, torch.cat(vectors), labels=[name] * len(ids), thumbnails=pictures)
     return ids
 
 
