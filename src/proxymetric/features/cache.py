@@ -118,11 +118,13 @@ class FeatureCache:
         return {index: row for index, row in rows if row is not None}
 
     def add(self, indices: Sequence[int], vectors: Tensor) -> None:
-        """Keep the features (N, F) of images, but not of a file that has changed since its content was known."""
+        """Keep the features (N, F) of images; not those of a file that has changed meanwhile, nor NaN or infinity."""
         rows = []
         for index, vector in zip(indices, vectors.float().cpu(), strict=True):
             content = self._content(index)
-            if content is not None and not self._contents.has_changed(self.images, index, content):
+            if content is None or self._contents.has_changed(self.images, index, content):
+                continue
+            if vector.isfinite().all():
                 rows.append((content.name, vector))
         self._rows.add(rows)
 
