@@ -13,7 +13,7 @@ from PIL import Image
 import proxymetric as pm
 from proxymetric.encoders import Encoder
 from proxymetric.features.stored import FEATURES, HASH, stored_features
-from terminal import proxymetric, train
+from terminal import finished_run, proxymetric
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def done(answer):
 
 def test_the_route_of_the_readme_makes_one_pass_of_the_backbone(photos, tmp_path, passes, monkeypatch):
     run = tmp_path / "run"
-    done(train(photos, run, "--frozen", "--no-report"))
+    finished_run(photos, run, "--frozen")
     assert sum(passes) == 80, "each of the images once"
     copied = Path(shutil.copytree(photos, tmp_path / "elsewhere"))
     passes.clear()
@@ -46,7 +46,7 @@ def test_the_route_of_the_readme_makes_one_pass_of_the_backbone(photos, tmp_path
     done(proxymetric("embed", run, photos, "--out", tmp_path / "vectors.safetensors"))
     done(proxymetric("search", run, photos / "class0" / "0.png", "--in", copied))
     done(proxymetric("search", tmp_path / "a.index", copied / "class0" / "1.png"))
-    done(train(copied, tmp_path / "lda", "--method", "lda", "--no-report"))
+    finished_run(copied, tmp_path / "lda", "--method", "lda")
     assert passes == []
     index, model = pm.Index(tmp_path / "a.index"), pm.load(run, device="cpu")
     monkeypatch.setenv("PROXYMETRIC_CACHE_GB", "0")
@@ -66,7 +66,7 @@ def test_a_backbone_that_was_trained_is_not_kept(finished, photos, passes, tmp_p
 
 
 def test_weights_that_changed_after_loading_are_not_those_before_training(photos, passes, tmp_path):
-    done(train(photos, tmp_path / "run", "--method", "untrained", "--no-report"))
+    finished_run(photos, tmp_path / "run", "--frozen")
     model, files = pm.load(tmp_path / "run", device="cpu"), sorted(photos.rglob("*.png"))
     passes.clear()
     before = model.embed(files)
@@ -79,7 +79,7 @@ def test_weights_that_changed_after_loading_are_not_those_before_training(photos
 
 
 def test_only_new_images_are_computed_and_the_order_stays(photos, passes, tmp_path):
-    done(train(photos, tmp_path / "run", "--method", "untrained", "--no-report"))
+    finished_run(photos, tmp_path / "run", "--frozen")
     model, files = pm.load(tmp_path / "run", device="cpu"), sorted(photos.rglob("*.png"))
     expected = model.embed(files)
     for number in (3, 70):
@@ -109,7 +109,7 @@ def test_features_are_shown_and_cleared(photos, tmp_path, monkeypatch):
     monkeypatch.setenv("PROXYMETRIC_CACHE_GB", "0.5")
     empty = proxymetric("cache")
     assert (empty.code, empty.out) == (0, f"0.0 MB of at most 0.5 GB in {folder}\n")
-    assert train(photos, tmp_path / "run", "--frozen", "--no-report").code == 0
+    finished_run(photos, tmp_path / "run", "--frozen")
     (stored,) = stored_features()
     assert HASH.fullmatch(stored.folder.name)
     assert stored.images == 80

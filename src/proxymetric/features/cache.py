@@ -75,13 +75,19 @@ class FeatureCache:
         images: a set of images, or a list of files.
         folder: the folder of the cache; None: `default_folder()`.
         shard: images per file.
+        held: for each key, features that the caller holds in memory; it receives those that cannot be kept on disk.
     """
 
     def __init__(
-        self, key: str, images: "ImageSet | list[Any]", folder: str | Path | None = None, shard: int = SHARD
+        self,
+        key: str,
+        images: "ImageSet | list[Any]",
+        folder: str | Path | None = None,
+        shard: int = SHARD,
+        held: dict[str, dict[str, Tensor]] | None = None,
     ) -> None:
         self.images, self.folder = images, default_folder() if folder is None else Path(folder)
-        self._rows = FeatureRows(self.folder, key, shard)
+        self._rows = FeatureRows(self.folder, key, shard, None if held is None else held.setdefault(key, {}))
         self._contents = ImageContents(self.folder if size_limit() else None)
         self._names: dict[int, Content] = {}
 
@@ -154,6 +160,7 @@ def cached_features(
     workers: int = 0,
     progress: Callable[[int, int], None] | None = None,
     on_read: Callable[[int, int], None] | None = None,
+    held: dict[str, dict[str, Tensor]] | None = None,
 ) -> Features:
     """Return the features of all `images` by a pre-trained backbone: read those on disk, compute and keep the others.
 
@@ -171,6 +178,8 @@ def cached_features(
         workers: processes that read images, or threads if the encoder is on the CPU.
         progress: called with the number of images that are done and the total number of images.
         on_read: the same for reading the files to know their contents, which comes first.
+        held: what the caller holds in memory, so that features are computed once also where they cannot be kept on
+            disk; a dictionary that is empty at first, and passed to each call.
 
     Returns:
         The features, their indices in the set, and the images that could not be read.
@@ -182,7 +191,7 @@ def cached_features(
     from proxymetric.data.feeds import EvalFeed
 
     device, training, stop = encoder.mean.device, encoder.training, _StopRequest()
-    with FeatureCache(feature_key(encoder, view), images, folder, shard) as cache:
+    with FeatureCache(feature_key(encoder, view), images, folder, shard, held) as cache:
         rows = cache.all(on_read)
         missing = np.array([index for index in range(len(images)) if index not in rows], dtype=np.int64)
         if progress is not None and rows:

@@ -26,19 +26,22 @@ WRITE_SECONDS = 10.0
 """time after which new rows are written, also if their file is not full: a kill loses no more than this"""
 MAX_LOADED_BYTES = 256_000_000
 """rows of files that stay in memory"""
+_sentences: set[str] = set()
+"""the warnings of this process: each is given once"""
 
 
 class FeatureRows:
     """Rows of features, which processes may read and add to at the same time.
 
     A file is written completely or not at all, and is never changed: a file that is not full is written again with the
-    new rows, and then removed. A damaged file is removed, and its images are missing. If nothing can be written, the
-    rows are not kept. Both are said by a warning.
+    new rows, and then removed. A damaged file is removed, and its images are missing. If nothing can be written, or the
+    rows exceed the limit, further rows are not kept. All this is said by a warning.
 
     Args:
         folder: the folder of the cache.
         key: 32 hexadecimal digits that name backbone, view and arithmetic.
         shard: rows with which a file is full.
+        held: rows that the caller holds in memory; it receives those that cannot be kept on disk.
 
     Example:
         >>> import tempfile
@@ -50,8 +53,10 @@ class FeatureRows:
         tensor([1., 1.])
     """
 
-    def __init__(self, folder: Path, key: str, shard: int = SHARD) -> None:
+    def __init__(self, folder: Path, key: str, shard: int = SHARD, held: dict[str, Tensor] | None = None) -> None:
         self.folder, self.place, self.shard, self.limit = folder, folder / FEATURES / key, shard, size_limit()
+        self.held = {} if held is None else held
+        self._holds = held is not None
         self.kept = self.limit > 0
         """whether new rows are kept"""
         self._files: dict[str, Path] = {}
@@ -77,8 +82,9 @@ class FeatureRows:
     def get(self, name: str) -> Tensor | None:
         """The row with a name; None if there is none. Threads may ask at the same time."""
         with self._lock:
-            if name in self._new:
-                return self._new[name]
+            for rows in (self._new, self.held):
+                if name in rows:
+                    return rows[name]
             for _ in range(2):
                 file = self._files.get(name)
                 if file is None:
@@ -98,6 +104,8 @@ class FeatureRows:
         """Add rows; they are on disk within `WRITE_SECONDS`, or when their file is full."""
         with self._lock:
             if not self.kept:
+                if self._holds:
+                    self.held.update(rows)
                 return
             before = len(self._new)
             self._new.update(rows)
@@ -147,9 +155,7 @@ class FeatureRows:
         self._leave_out(file)
         with contextlib.suppress(OSError):
             file.unlink()
-        warnings.warn(
-            f"features: {file} is damaged ({error}); the features of its images are computed again", stacklevel=2
-        )
+        _warn(f"features: {file} is damaged ({error}); the features of its images are computed again")
 
     def _leave_out(self, file: Path) -> None:
         self._files = {name: each for name, each in self._files.items() if each != file}
@@ -166,7 +172,9 @@ class FeatureRows:
             with replacing(file) as temporary:
                 write_tensors(temporary, {"vectors": torch.stack(list(self._new.values()))}, {"names": names})
         except OSError as error:
-            self._stop_keeping(error)
+            cause = error.__cause__ if isinstance(error, NotSaved) and error.__cause__ is not None else error
+            reason = DISK_FULL if is_disk_full(cause) else getattr(cause, "strerror", None) or str(cause)
+            self._stop_keeping(reason, "PROXYMETRIC_CACHE chooses another folder")
             return
         for earlier in self._partial - {file}:
             with contextlib.suppress(OSError):  # another process has done the same
@@ -178,11 +186,9 @@ class FeatureRows:
         self._unwritten, self._wrote_at = 0, time.monotonic()
         if len(self._new) >= self.shard:
             self._new, self._partial = {}, set()
-        if self._written.intersection(make_room(self.folder, self.limit)):
-            warnings.warn(
-                f"features: those of all images exceed {self.limit / GB:g} GB, the limit of {self.folder}, and "
-                "the first of them are computed again next time; PROXYMETRIC_CACHE_GB sets another limit",
-                stacklevel=2,
+        if make_room(self.folder, self.limit, self._written) > 0:
+            self._stop_keeping(
+                f"the limit of {self.limit / GB:g} GB is reached", "PROXYMETRIC_CACHE_GB sets another limit"
             )
 
     def _take_in(self) -> None:
@@ -199,13 +205,19 @@ class FeatureRows:
     def _shape(self) -> torch.Size:
         return next(iter(self._new.values())).shape
 
-    def _stop_keeping(self, error: OSError) -> None:
-        """Go on without the cache."""
+    def _stop_keeping(self, reason: str, cure: str) -> None:
+        """Go on without keeping more rows on disk."""
         self.kept = False
-        cause = error.__cause__ if isinstance(error, NotSaved) and error.__cause__ is not None else error
-        reason = DISK_FULL if is_disk_full(cause) else getattr(cause, "strerror", None) or cause
-        warnings.warn(
-            f"features: got the folder {self.folder}, where they cannot be written ({reason}); this command goes on "
-            "without keeping them, and the next one computes them again. PROXYMETRIC_CACHE chooses another folder",
-            stacklevel=2,
+        if self._holds:
+            self.held.update(self._new)
+        _warn(
+            f"features: got the folder {self.folder}, where no more of them can be kept ({reason}); the command goes "
+            f"on, and the next one computes them again; {cure}"
         )
+
+
+def _warn(sentence: str) -> None:
+    """Give a warning, once."""
+    if sentence not in _sentences:
+        _sentences.add(sentence)
+        warnings.warn(sentence, stacklevel=3)

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,7 +123,7 @@ def clear_features(folder: str | Path | None = None) -> int:
     return freed
 
 
-def make_room(folder: Path, limit: float) -> list[Path]:
+def make_room(folder: Path, limit: float, needed: Collection[Path] = ()) -> float:
     """Remove the files of features that were used least recently, until the cache is not larger than `limit` bytes.
 
     A file that another process is reading stays. What a process that was killed left unfinished is removed, too.
@@ -130,25 +131,25 @@ def make_room(folder: Path, limit: float) -> list[Path]:
     Args:
         folder: the folder of the cache.
         limit: bytes that the cache may have.
+        needed: files that stay.
 
     Returns:
-        The files of features that were removed.
+        The bytes above the limit that are left: more than 0 if what stays is larger.
     """
     for leftover in (folder / FEATURES).glob("*/.*.part"):
         with contextlib.suppress(OSError):  # another process has removed it
             if time.time() - leftover.stat().st_mtime > MAX_PART_SECONDS:
                 leftover.unlink()
     files = sorted(_all_files(folder), key=lambda each: each[2])
-    excess, removed = sum(size for _, size, _ in files) + _size(folder / FILES) - limit, []
+    excess = sum(size for _, size, _ in files) + _size(folder / FILES) - limit
     for file, size, _ in files:
         if excess <= 0:
             break
-        if not is_being_read(file):
+        if file not in needed and not is_being_read(file):
             with contextlib.suppress(OSError):
                 file.unlink()
-                removed.append(file)
                 excess -= size
-    return removed
+    return excess
 
 
 def _root(folder: str | Path | None) -> Path:

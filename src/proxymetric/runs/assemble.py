@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -50,6 +50,7 @@ class RunContext:
         world: the processes that train together.
         watcher: receives messages and progress.
         bad: images that could not be read, with the reason.
+        features: features that cannot be kept on disk.
     """
 
     recipe: Recipe
@@ -57,6 +58,7 @@ class RunContext:
     world: ProcessGroup
     watcher: Watcher
     bad: dict[str, str]
+    features: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
     def on_bad(self, title: str, reason: str) -> None:
         """Record an image that could not be read, and report it once."""
@@ -309,6 +311,7 @@ def embed_features(context: RunContext, encoder: Encoder, images: ImageSet, name
         workers=context.workers(images),
         progress=lambda done, total: context.watcher.work(f"features: {name}", done, total),
         on_read=lambda done, total: context.watcher.work(f"reading: {name}", done, total),
+        held=context.features,
     )
     for title, reason in features.bad.items():
         context.on_bad(title, reason)

@@ -299,7 +299,7 @@ def closed_form_rows(
         training = training.subset(some_classes(training.labels, MAX_ROW_IMAGES, recipe.seed))
     try:
         rows = _closed_form_scores(context, encoder, training, held_out, unseen)
-    except (ValueError, OSError) as error:  # OSError: the cache of features cannot be read or written
+    except (ValueError, OSError) as error:  # OSError: a file of the images cannot be read
         context.watcher.say(f"no closed forms for comparison: {error}")
         return {}
     if not recipe.train.frozen:
