@@ -43,7 +43,7 @@ LAYERS: dict[str, set[str]] = {
     "search": {"arguments", "core", "data", "metrics", "plots", "system"},
     "schemes": {"arguments", "core", "metrics", "sources"},
     "papers": {"arguments", "closed_forms", "core", "criterion", "losses", "ops", "schemes", "sources", "weightings"},
-    "models": {"arguments", "core", "data", "encoders", "papers", "system"},
+    "models": {"arguments", "core", "data", "encoders", "features", "papers", "system"},
     "serve": {"arguments", "data", "models", "search", "system"},
     "runs": {
         "arguments",
@@ -62,7 +62,7 @@ LAYERS: dict[str, set[str]] = {
         "system",
         "training",
     },
-    "inspection": {"core", "data", "metrics", "models", "plots", "system"},
+    "inspection": {"core", "data", "features", "metrics", "models", "plots", "system"},
     "studies": {"arguments", "data", "metrics", "models", "plots", "runs", "system", "training"},
     "__init__": {
         "criterion",

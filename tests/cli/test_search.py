@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from proxymetric.models.model import Model
+from proxymetric.encoders import Encoder
 from proxymetric.search import Index, class_photos
 from terminal import bytes_of, finished_run, proxymetric, refused
 
@@ -515,9 +515,8 @@ def test_two_processes_that_make_the_same_index(run, photos, tmp_path, monkeypat
 def test_many_photos_of_a_class_are_embedded_in_batches(photos, index, tmp_path, monkeypatch):
     sizes = []
     monkeypatch.setattr(class_photos, "batch_of", lambda model: 3)
-    monkeypatch.setattr(
-        Model, "embed", lambda self, images, embed=Model.embed: sizes.append(len(images)) or embed(self, images)
-    )
+    encoded = Encoder.features
+    monkeypatch.setattr(Encoder, "features", lambda self, images: sizes.append(len(images)) or encoded(self, images))
     copy = shutil.copytree(index, tmp_path / "a.index")
     files = [Path(shutil.copy(photos / "class0" / f"{number}.png", tmp_path / f"{number}.png")) for number in range(7)]
     assert proxymetric("index", "add-class", copy, "again", *files).code == 0

@@ -123,18 +123,19 @@ def test_a_label_that_was_changed_is_found(model, tmp_path):
 
 def test_a_killed_inspection_goes_on(model, folder, tmp_path, monkeypatch):
     """What was embedded is not embedded again: after a kill, after a move, and if nothing has changed."""
-    monkeypatch.setattr(contents_module, "IMAGES_PER_PART", 20)
+    monkeypatch.setattr(contents_module, "IMAGES_PER_PART", 1)
     embedded: list[int] = []
-    embed = Model.embed
+    parts = Model.parts
 
     def counting(self, images, **options):
-        if len(embedded) == stop_after:
-            raise KeyboardInterrupt
-        embedded.append(len(images))
-        return embed(self, images, **options)
+        for part in parts(self, images, batch=20, **options):
+            if len(embedded) == stop_after:
+                raise KeyboardInterrupt
+            embedded.append(len(part.rows) + len(part.bad))
+            yield part
 
     straight = pm.inspect(model, folder)
-    monkeypatch.setattr(Model, "embed", counting)
+    monkeypatch.setattr(Model, "parts", counting)
     stop_after = 2
     with pytest.raises(KeyboardInterrupt):
         pm.inspect(model, folder, out=tmp_path / "out")

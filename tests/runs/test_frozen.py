@@ -44,6 +44,25 @@ def test_features_are_computed_once(photos: Path, tmp_path: Path, passes: list[i
     assert passes == [], "another head and another method on the same features"
 
 
+@pytest.mark.parametrize("reason", ["limit", "folder"])
+def test_features_that_cannot_be_kept_are_computed_once_in_a_run(
+    photos: Path, tmp_path: Path, passes: list[int], monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    if reason == "limit":
+        monkeypatch.setenv("PROXYMETRIC_CACHE_GB", "0")
+        done = run(photos, tmp_path / "run", **FROZEN)
+    else:
+        monkeypatch.setenv("PROXYMETRIC_CACHE", str(tmp_path / "file" / "cache"))
+        with pytest.warns(UserWarning, match="no more of them can be kept") as caught:
+            done = run(photos, tmp_path / "run", **FROZEN)
+        assert len(caught) == 1
+    assert sum(passes) == 80
+    monkeypatch.setenv("PROXYMETRIC_CACHE", str(tmp_path / "features"))
+    monkeypatch.delenv("PROXYMETRIC_CACHE_GB", raising=False)
+    same_run(run(photos, tmp_path / "kept", **FROZEN).folder, done.folder)
+
+
 def test_only_head_and_proxies_are_trained(photos: Path, tmp_path: Path) -> None:
     done = run(photos, tmp_path / "run", **FROZEN)
     head, proxies = 256 * 8 + 8, 8 * 8

@@ -12,35 +12,36 @@ from proxymetric.cli.root import app, example
 
 
 @app.command(
-    short_help="Show or clear the features that are kept between runs.",
+    short_help="Show or clear the features of images that are kept.",
     epilog=example("proxymetric cache", "proxymetric cache --clear"),
 )
 def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Remove the features; they are computed again.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the features of frozen backbones that are kept between runs: where, of how many images, and how large.
+    """Show the features of pre-trained backbones that are kept: where, of how many images, and how large.
 
-    `train --frozen` and all heads in closed form use them. PROXYMETRIC_CACHE is another place for them. Decoded images
-    are kept only in memory.
+    A pre-trained backbone runs once over an image: `train --frozen`, heads in closed form, `evaluate`, `index`,
+    `inspect`, `embed` and `search` then take its features from here. Features that were not used for the longest time
+    make room for new ones. PROXYMETRIC_CACHE is another place for them, and PROXYMETRIC_CACHE_GB another limit than 5;
+    with 0, nothing is kept. Decoded images are kept only in memory.
     """
-    from proxymetric.features.stored import clear_features, default_folder, stored_features
+    from proxymetric.features import stored
     from proxymetric.system.tables import TextTable
     from proxymetric.system.terminal import Terminal
 
     terminal = Terminal()
-    folder, freed = default_folder(), clear_features() if clear else 0
-    features = stored_features()
-    total = sum(each.bytes for each in features)
+    folder, limit, freed = stored.default_folder(), stored.size_limit(), stored.clear_features() if clear else 0
+    features, total = stored.stored_features(), stored.total_bytes()
     if as_json:
         rows = [each._asdict() | {"folder": str(each.folder)} for each in features]
-        terminal.dump({"folder": str(folder), "bytes": total, "freed": freed, "features": rows})
+        terminal.dump({"folder": str(folder), "bytes": total, "limit": limit, "freed": freed, "features": rows})
         return
     if features:
-        table = TextTable("", ["features", "images", "MB", "last added to"], left=("features",))
+        table = TextTable("", ["features", "images", "MB", "last used"], left=("features",))
         for each in features:
-            day = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.changed))
+            day = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.used))
             table.add(each.folder.name, f"{each.images:,}", f"{each.bytes / 1e6:,.1f}", day)
         terminal.show(table)
     removed = f"removed {freed / 1e6:,.1f} MB; " if clear else ""
-    terminal.print(f"{removed}{total / 1e6:,.1f} MB of features in {folder}")
+    terminal.print(f"{removed}{total / 1e6:,.1f} MB of at most {limit / stored.GB:g} GB in {folder}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -16,8 +16,10 @@ from PIL import Image
 from torch import Tensor
 
 from proxymetric.core.normalisation import unit
-from proxymetric.data import BadImage, ImageSet
+from proxymetric.data import ImageSet
 from proxymetric.data.read_ahead import read_ahead
+from proxymetric.features.contents import ImageContents
+from proxymetric.features.stored import default_folder, size_limit
 from proxymetric.inspection.pixels import SIDE, grey_copy
 from proxymetric.models.model import MAX_READING_THREADS, Model
 from proxymetric.system.files import replacing
@@ -63,72 +65,56 @@ def gather(model: Model, images: ImageSet, store: Store, watcher: Watcher) -> Co
     Raises:
         ValueError: none of the images can be read.
     """
-    threads = min(MAX_READING_THREADS, os.cpu_count() or 1)
-    digests: list[str] = []
-    for digest in read_ahead(lambda index: digest_of(images, index), range(len(images)), threads, ahead=4 * threads):
-        digests.append(digest)
-        watcher.work("reading", len(digests), len(images))
+    digests = _digests(images, watcher)
     first_with = {digest: index for index, digest in reversed(list(enumerate(digests)))}
     missing = sorted(index for digest, index in first_with.items() if digest not in store)
     reasons: dict[str, str] = {}
-    for start in range(0, len(missing), IMAGES_PER_PART):
-        part = missing[start : start + IMAGES_PER_PART]
-        copying = _Copying(images.subset(part))
-        report = partial(_report, watcher, start, len(missing))
-        vectors, rows = model.embed(copying, errors="skip", progress=report)
-        if rows:
-            copies = torch.from_numpy(np.stack([copying.copies[row] for row in rows]))
-            store.add([digests[part[row]] for row in rows], unit(vectors.float()), copies)
-        reasons |= {digests[part[row]]: reason for row, reason in copying.reasons.items()}
+    rows: list[int] = []
+    vectors: list[Tensor] = []
+    copies: dict[int, np.ndarray] = {}
+
+    def keep_copy(row: int, image: Image.Image) -> None:
+        copies[row] = grey_copy(image)
+
+    with contextlib.closing(model.parts(images.subset(missing), on_image=keep_copy)) as parts:
+        for part in parts:
+            reasons |= {digests[missing[row]]: error.reason for row, error in part.bad.items()}
+            rows += part.rows
+            vectors.append(part.vectors)
+            watcher.work("embedding", part.done, len(missing))
+            if rows and (len(rows) >= IMAGES_PER_PART or part.done == len(missing)):
+                new_copies = torch.from_numpy(np.stack([copies.pop(row) for row in rows]))
+                store.add([digests[missing[row]] for row in rows], unit(torch.cat(vectors)), new_copies)
+                rows, vectors = [], []
     kept = np.array([index for index, digest in enumerate(digests) if digest in store], dtype=np.int64)
     if not len(kept):
         raise ValueError(
             f"images: got {len(images)} images, none of which can be read; expected images that can be decoded"
         )
-    vectors, copies = store.rows([digests[index] for index in kept])
+    kept_digests = [digests[index] for index in kept]
     unreadable = {index: reasons[digest] for index, digest in enumerate(digests) if digest in reasons}
-    return Contents(images, kept, [digests[index] for index in kept], vectors, copies, unreadable)
+    return Contents(images, kept, kept_digests, *store.rows(kept_digests), unreadable)
 
 
-def _report(watcher: Watcher, before: int, total: int, done: int, _: int) -> None:
-    watcher.work("embedding", before + done, total)
+def _digests(images: ImageSet, watcher: Watcher) -> list[str]:
+    """The digest of each image, which is remembered in the cache, so that a file is read for it once."""
+    threads = min(MAX_READING_THREADS, os.cpu_count() or 1)
+    contents = ImageContents(default_folder() if size_limit() else None)
+    digests: list[str] = []
+    with contextlib.closing(contents):
+        read = partial(digest_of, images, contents=contents)
+        for digest in read_ahead(read, range(len(images)), threads, ahead=4 * threads):
+            digests.append(digest)
+            watcher.work("reading", len(digests), len(images))
+    return digests
 
 
-def digest_of(images: ImageSet, index: int) -> str:
-    """The sha256 of a file, with its box, or of an array; for an unreadable file, a text that no other image has."""
-    if images.arrays is not None:
-        row = np.ascontiguousarray(images.arrays[index])
-        return hashlib.sha256(f"{row.shape} ".encode() + row.tobytes()).hexdigest()
+def digest_of(images: ImageSet, index: int, contents: ImageContents | None = None) -> str:
+    """The hash of a file, with its box, or of an array; for an unreadable file, a text that no other image has."""
     try:
-        if images.encoded is not None:
-            return hashlib.sha256(images.encoded.content(index)).hexdigest()
-        assert images.paths is not None
-        with open(images.paths[index], "rb") as file:
-            digest, box = hashlib.file_digest(file, "sha256").hexdigest(), images.box(index)
-            return digest if box is None else f"{digest} {box}"
+        return (contents or ImageContents(None)).of(images, index).name
     except OSError:
         return f"cannot be read: {index}"
-
-
-class _Copying:
-    """Images that are embedded, whose grey copies are made when they are read, so that each is decoded once."""
-
-    def __init__(self, images: ImageSet) -> None:
-        self.images, self.paths = images, images.paths
-        self.copies: dict[int, np.ndarray] = {}
-        self.reasons: dict[int, str] = {}
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def read(self, index: int) -> Image.Image:
-        try:
-            image = self.images.read(index)
-        except BadImage as error:
-            self.reasons[index] = error.reason
-            raise
-        self.copies[index] = grey_copy(image)
-        return image
 
 
 class Store:

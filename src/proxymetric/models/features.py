@@ -24,12 +24,19 @@ class FeatureModel(Model):
         normalise: how `vectors` normalises, a key of `core.pieces.NORMALISATIONS`.
         classes: the names of the training classes, by label.
         view: the arguments of `EvalView`, which prepares the images.
+        pretrained: the backbone is as it was before training.
     """
 
     @classmethod
     def of(cls, model: Model) -> FeatureModel:
         """The same encoder, without its head."""
-        return cls(model.encoder, normalise=model.normalise, classes=model.classes, view=vars(model.view))
+        return cls(
+            model.encoder,
+            normalise=model.normalise,
+            classes=model.classes,
+            view=vars(model.view),
+            pretrained=model.pretrained,
+        )
 
     @property
     def dim(self) -> int:
@@ -43,8 +50,8 @@ class FeatureModel(Model):
         parts = [normalise(self.encoder.head(part.to(self.device)).float()).cpu() for part in features.split(rows)]
         return torch.cat(parts)
 
-    def _encode(self, pixels: Tensor) -> Tensor:
-        return self.encoder.features(self.encoder.place(pixels)).float().cpu()
+    def _vectors(self, features: Tensor) -> Tensor:
+        return features.float().cpu()
 
 
 def is_frozen(run: str | Path, which: str = "best") -> bool:
@@ -99,4 +106,5 @@ def load_untrained(run: str | Path, device: str | torch.device | None = None) ->
         normalise=description["normalise"],
         classes=description["classes"],
         view=description["view"],
+        pretrained=True,
     )

@@ -127,6 +127,7 @@ def load_hub(place: HubFolder, device: torch.device) -> Model:
         classes=[str(name) for name in config["classes"]],
         view=checked_view(config, file),
         nested=config.get("nested"),
+        pretrained=bool(config.get("frozen")),
     )
 
 

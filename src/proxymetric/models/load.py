@@ -177,6 +177,7 @@ def _load_run(run: Path, which: str, device: torch.device, weights: str | Path |
         classes=description["classes"],
         view=view,
         nested=description["recipe"]["loss"].get("nested"),
+        pretrained=bool(description["recipe"]["train"].get("frozen")),
     )
 
 

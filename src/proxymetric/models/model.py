@@ -8,21 +8,37 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence, Sized
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
 
 from proxymetric.core.normalisation import NORMALISATIONS, cut
+from proxymetric.system.precision import full_precision
 
 if TYPE_CHECKING:
     from PIL import Image
 
     from proxymetric.data import BadImage, ImageSet
     from proxymetric.encoders import Encoder
+    from proxymetric.features.cache import FeatureCache
 
-MAX_READING_THREADS = 8
+MAX_READING_THREADS = 16
+
+
+class Part(NamedTuple):
+    """Some of the images that are embedded, in their order."""
+
+    rows: list[int]
+    """the index of each vector's image"""
+    vectors: Tensor
+    """(N, D) float32 on the CPU"""
+    bad: dict[int, BadImage]
+    """the images that cannot be read, by their index"""
+    done: int
+    """the number of images up to the end of this part"""
 
 
 class Model:
@@ -34,6 +50,8 @@ class Model:
         classes: the names of the training classes, by label.
         view: the arguments of `EvalView`, which resizes and crops the images.
         nested: dimensions that the vectors were trained to be cut to (`losses.Nested`); None: they were not.
+        pretrained: the backbone is as it was before training, so that its features of images are kept on disk
+            (`features.cache`) and computed once.
 
     Example:
         >>> from proxymetric.encoders import build
@@ -53,6 +71,7 @@ class Model:
         classes: Sequence[str],
         view: dict[str, Any],
         nested: Sequence[int] | None = None,
+        pretrained: bool = False,
     ) -> None:
         from proxymetric.data.views import EvalView
 
@@ -61,6 +80,10 @@ class Model:
         self.classes = list(classes)
         self.view = EvalView(**view)
         self.nested = None if nested is None else list(nested)
+        self._pretrained = _state(self.encoder) if pretrained else None
+        """the state of the pre-trained backbone; None for a trained one"""
+        self._keys: dict[str, str] = {}
+        """for each device on which features were asked for, their key"""
         self._cut_dim: int | None = None
         """dimensions that vectors are cut to; None: they are not cut"""
         self.source: dict[str, str] = {}
@@ -130,6 +153,11 @@ class Model:
         )
 
     @property
+    def pretrained(self) -> bool:
+        """Whether the backbone is as it was before training; False once its weights have changed."""
+        return self._pretrained is not None and self._pretrained == _state(self.encoder)
+
+    @property
     def device(self) -> torch.device:
         """The device on which the model computes."""
         return next(self.encoder.parameters()).device
@@ -157,7 +185,6 @@ class Model:
         on_bad: Callable[[str, str], None] | None = ...,
     ) -> Any: ...
 
-    @torch.inference_mode()
     def embed(
         self,
         images: Iterable[str | Path | Image.Image] | Tensor | ImageSet,
@@ -198,27 +225,92 @@ class Model:
             _check_pixels(images)
         elif not isinstance(images, Sized):
             images = list(images)  # such as a generator of paths
-        total = len(images)
-        vectors, indices = [torch.empty(0, self.dim)], []
-        if progress is not None and total:
-            progress(0, total)  # the first batch may take long
-        with contextlib.closing(self._squares(images, batch)) as squares:
-            for start in range(0, total, batch):
-                rows = range(start, min(start + batch, total))
-                if isinstance(images, Tensor):
-                    pixels, readable = images[rows.start : rows.stop], list(rows)
-                else:
-                    pixels, readable = _stacked(squares, rows, errors, on_bad)
-                if readable:
-                    vectors.append(self._encode(pixels))
-                    indices += readable
+        vectors, indices = [torch.empty(0, self.dim)], list[int]()
+        if progress is not None and len(images):
+            progress(0, len(images))  # the first batch may take long
+        with contextlib.closing(self.parts(images, batch=batch)) as parts:
+            for part in parts:
+                for error in part.bad.values():
+                    if errors == "raise":
+                        raise error
+                    if on_bad is not None:
+                        on_bad(error.path, error.reason)
+                vectors.append(part.vectors)
+                indices += part.rows
                 if progress is not None:
-                    progress(rows.stop, total)
+                    progress(part.done, len(images))
         embedded = torch.cat(vectors)
         return embedded if errors == "raise" else (embedded, indices)
 
-    def _encode(self, pixels: Tensor) -> Tensor:
-        raw = self.encoder(self.encoder.place(pixels)).float()
+    def parts(
+        self,
+        images: Sequence[str | Path | Image.Image] | Tensor | ImageSet,
+        *,
+        batch: int = 64,
+        on_image: Callable[[int, Image.Image], None] | None = None,
+    ) -> Generator[Part]:
+        """Embed images part by part, in their order; see `embed`.
+
+        The features of a pre-trained backbone are computed once for each image, and then taken from the disk: such an
+        image is not even read again.
+
+        Args:
+            images: as for `embed`.
+            batch: number of images in a part.
+            on_image: called in a reading thread with the index of each readable image and the image itself, decoded,
+                upright and RGB. All images are read for it.
+        """
+        if isinstance(images, Tensor):
+            for start in range(0, len(images), batch):
+                rows = list(range(start, min(start + batch, len(images))))
+                yield Part(rows, self._vectors(self._features(images[start : start + batch])), {}, rows[-1] + 1)
+            return
+        cache = self._cache(images)
+        with contextlib.ExitStack() as stack:
+            if cache is not None:
+                stack.enter_context(cache)
+            contents = stack.enter_context(contextlib.closing(self._read(images, batch, cache, on_image)))
+            for start in range(0, len(images), batch):
+                items = dict(enumerate(islice(contents, batch), start))
+                bad = {row: item for row, item in items.items() if isinstance(item, Exception)}
+                readable = {row: item for row, item in items.items() if not isinstance(item, Exception)}
+                vectors = self._vectors(self._merged(readable, cache)) if readable else torch.empty(0, self.dim)
+                yield Part(list(readable), vectors, bad, start + len(items))
+
+    def _cache(self, images: Any) -> FeatureCache | None:
+        """The features of images that are on disk; None for a trained backbone, and for images in memory."""
+        if not self.pretrained or not (hasattr(images, "read") or _are_files(images)):
+            return None
+        from proxymetric.features.cache import FeatureCache, feature_key
+
+        device = str(self.device)
+        if device not in self._keys:
+            self._keys[device] = feature_key(self.encoder, self.view)
+        return FeatureCache(self._keys[device], images)
+
+    def _merged(self, contents: dict[int, Tensor], cache: FeatureCache | None) -> Tensor:
+        """The features of readable images: those that are known, and those of squares, which are computed."""
+        squares = {row: item for row, item in contents.items() if item.ndim == 3}
+        if not squares:
+            return torch.stack(list(contents.values())).to(self.encoder.mean)
+        if cache is None:
+            return self._features(torch.stack(list(squares.values())))
+        with full_precision(self.device.type):
+            computed = self._features(torch.stack(list(squares.values())))
+        cache.add(list(squares), computed)
+        if len(squares) == len(contents):
+            return computed
+        rows = dict(zip(squares, computed, strict=True))
+        return torch.stack([rows[row] if row in rows else item.to(computed) for row, item in contents.items()])
+
+    @torch.inference_mode()
+    def _features(self, pixels: Tensor) -> Tensor:
+        return self.encoder.features(self.encoder.place(pixels))
+
+    @torch.inference_mode()
+    def _vectors(self, features: Tensor) -> Tensor:
+        """The vectors of features (N, F), on the CPU."""
+        raw = self.encoder.head(features).float()
         vectors = cut(NORMALISATIONS[self.normalise](raw), self.dim, self.normalise).cpu()
         if not vectors.isfinite().all():
             raise ValueError(
@@ -227,16 +319,29 @@ class Model:
             )
         return vectors
 
-    def _squares(self, images: Any, batch: int) -> Generator[Tensor | BadImage]:
-        """Yield the square that the view cuts from each image, in order; the error for an image that cannot be read."""
+    def _read(
+        self, images: Any, batch: int, cache: FeatureCache | None, on_image: Callable[[int, Image.Image], None] | None
+    ) -> Generator[Tensor | BadImage]:
+        """Yield for each image, in order, what is needed of it.
+
+        This is its features (F,), if they are known; the square (3, S, S) that the view cuts from it; or the error for
+        an image that cannot be read.
+        """
         from proxymetric.data import BadImage, upright
         from proxymetric.data.read_ahead import read_ahead
 
         def read(i: int) -> Tensor | BadImage:
+            features = None if cache is None else cache.get(i)
+            if features is not None and on_image is None:
+                return features
             try:
-                return self.view(images.read(i) if hasattr(images, "read") else upright(images[i], f"images[{i}]"))
+                image = images.read(i) if hasattr(images, "read") else upright(images[i], f"images[{i}]")
+                square = self.view(image) if features is None else features
             except BadImage as error:
                 return error
+            if on_image is not None:
+                on_image(i, image)
+            return square
 
         if _are_files(images):
             threads = min(MAX_READING_THREADS, os.cpu_count() or 1)
@@ -253,20 +358,10 @@ def _are_files(images: Any) -> bool:
     return isinstance(images, list | tuple) and all(isinstance(image, str | Path) for image in images)
 
 
-def _stacked(
-    squares: Iterable[Tensor | BadImage], rows: range, errors: str, on_bad: Callable[[str, str], None] | None
-) -> tuple[Tensor, list[int]]:
-    """Take the next squares, one for each of `rows`: return the pixels and indices of the readable images."""
-    pixels, readable = [], []
-    for i, square in zip(rows, squares):
-        if isinstance(square, Tensor):
-            pixels.append(square)
-            readable.append(i)
-        elif errors == "raise":
-            raise square
-        elif on_bad is not None:
-            on_bad(square.path, square.reason)
-    return torch.stack(pixels) if pixels else torch.empty(0), readable
+def _state(encoder: Encoder) -> list[int]:
+    """A number for each tensor that makes the features, which grows when the tensor is changed in place."""
+    tensors = encoder.state_dict(keep_vars=True).items()
+    return [0 if value.is_inference() else value._version for name, value in tensors if not name.startswith("head.")]
 
 
 def _check_pixels(images: Tensor) -> None:

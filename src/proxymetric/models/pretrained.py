@@ -95,4 +95,4 @@ def load_pretrained(backbone: str, weights: str | Path | None, device: torch.dev
             "--weights FILE.safetensors with weights of timm (and --backbone NAME, if its header has no name)"
         ) from error
     encoder.add_maximum()
-    return Model(encoder.to(device), normalise="l2", classes=[], view={"size": size})
+    return Model(encoder.to(device), normalise="l2", classes=[], view={"size": size}, pretrained=True)

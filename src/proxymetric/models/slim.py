@@ -122,6 +122,7 @@ def load_slim(file: Path, weights: str | Path | None, device: torch.device) -> M
         classes=header["classes"],
         view=header["view"],
         nested=header.get("nested"),
+        pretrained=bool(header["held"]),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -53,6 +53,7 @@ class RunContext:
         world: the processes that train together.
         watcher: receives messages and progress.
         bad: images that could not be read, with the reason.
+        features: features that cannot be kept on disk.
     """
 
     recipe: Recipe
@@ -60,6 +61,7 @@ class RunContext:
     world: ProcessGroup
     watcher: Watcher
     bad: dict[str, str]
+    features: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
     def on_bad(self, title: str, reason: str) -> None:
         """Record an image that could not be read, and report it once."""
@@ -298,6 +300,8 @@ class RefuseUnreadable:
 def embed_features(context: RunContext, encoder: Encoder, images: ImageSet, name: str) -> EmbeddedSet:
     """Compute the backbone's features of all readable images, or take them from the feature cache.
 
+    The backbone is as it was before training: a trained one has no features in the cache.
+
     Args:
         context: what the parts of the run share.
         encoder: the encoder whose backbone computes the features.
@@ -310,6 +314,8 @@ def embed_features(context: RunContext, encoder: Encoder, images: ImageSet, name
         EvalView(**eval_view(context.recipe)),
         workers=context.workers(images),
         progress=lambda done, total: context.watcher.work(f"features: {name}", done, total),
+        on_read=lambda done, total: context.watcher.work(f"reading: {name}", done, total),
+        held=context.features,
     )
     for title, reason in features.bad.items():
         context.on_bad(title, reason)

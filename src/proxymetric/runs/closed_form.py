@@ -313,7 +313,7 @@ def closed_form_rows(
         training = training.subset(some_classes(training.labels, MAX_ROW_IMAGES, recipe.seed))
     try:
         scores = _closed_form_scores(context, encoder, training, held_out, unseen)
-    except (ValueError, OSError) as error:  # OSError: the cache of features cannot be read or written
+    except (ValueError, OSError) as error:  # OSError: a file of the images cannot be read
         context.watcher.say(f"no closed forms for comparison: {error}")
         return ClosedFormScores({}, None)
     if not recipe.train.frozen:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from PIL import Image
+from torch import Tensor
 
 from proxymetric.data.decoding import BadImage, read_image
 from proxymetric.data.folders import ENDINGS
@@ -52,15 +55,19 @@ def add_class(index: Index, model: Embedder, name: str, images: Sequence[Path]) 
             f"images: got {', '.join(repr(item) for item in known[:5])}{', ...' if len(known) > 5 else ''}, which the "
             "index has already; expected new images"
         )
-    vectors, thumbnails, size = [], [], batch_of(model)
-    for start in range(0, len(images), size):
-        views = []
-        for photo in images[start : start + size]:
-            image = read_image(photo, str(photo))
-            views.append(model.view(image))
-            thumbnails.append(thumbnail_of(image))
-        vectors.append(model.embed(torch.stack(views)))
-    index.add(ids, torch.cat(vectors), labels=[name] * len(ids), thumbnails=thumbnails)
+    vectors: list[Tensor] = []
+    thumbnails: dict[int, bytes] = {}
+
+    def keep_thumbnail(row: int, image: Image.Image) -> None:
+        thumbnails[row] = thumbnail_of(image)
+
+    with contextlib.closing(model.parts(list(images), batch=batch_of(model), on_image=keep_thumbnail)) as parts:
+        for part in parts:
+            for error in part.bad.values():
+                raise error
+            vectors.append(part.vectors)
+    pictures = [thumbnails[row] for row in range(len(ids))]
+    index.add(ids, torch.cat(vectors), labels=[name] * len(ids), thumbnails=pictures)
     return ids
 
 

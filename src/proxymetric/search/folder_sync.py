@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -19,7 +17,6 @@ from torch import Tensor
 
 from proxymetric.arguments.signatures import one_of
 from proxymetric.data.benchmarks import BENCHMARKS, detect, from_benchmark
-from proxymetric.data.decoding import BadImage, read_image
 from proxymetric.data.folders import class_folders, image_files, part_folders
 from proxymetric.search.added_items import check_added, rescue_added
 from proxymetric.search.batches import Batch, unit_rows
@@ -363,42 +360,28 @@ def _embedded(
     bad: dict[str, str],
 ) -> Iterator[Batch]:
     """Embed images and yield them in parts that are worth to be written to disk."""
-
-    def read(photo: Photo) -> tuple[Tensor, bytes] | BadImage:
-        try:
-            image = read_image(photo.path, photo.id)
-            return model.view(image), thumbnail_of(image)
-        except BadImage as error:
-            return error
-
+    thumbnails: dict[int, bytes] = {}
     waiting: list[tuple[Photo, bytes]] = []
     vectors: list[Tensor] = []
     last_write = time.monotonic()
     if progress is not None and photos:
         progress(0, len(photos))  # the first batch may take long
-    # Pillow decodes without the interpreter's lock, so that threads decode while the model computes.
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        starts = list(range(0, len(photos), batch))
-        reading = [threads.submit(read, photo) for photo in photos[:batch]]
-        for start in starts:
-            following = [threads.submit(read, photo) for photo in photos[start + batch : start + 2 * batch]]
-            pixels = []
-            for photo, future in zip(photos[start : start + batch], reading, strict=True):
-                content = future.result()
-                if isinstance(content, BadImage):
-                    bad[photo.id] = content.reason
-                else:
-                    pixels.append(content[0])
-                    waiting.append((photo, content[1]))
-            if pixels:
-                vectors.append(model.embed(torch.stack(pixels)))
+
+    def keep_thumbnail(row: int, image: Image.Image) -> None:
+        thumbnails[row] = thumbnail_of(image)
+
+    paths = [photo.path for photo in photos]
+    with contextlib.closing(model.parts(paths, batch=batch, on_image=keep_thumbnail)) as parts:
+        for part in parts:
+            bad |= {photos[row].id: error.reason for row, error in part.bad.items()}
+            waiting += [(photos[row], thumbnails.pop(row)) for row in part.rows]
+            vectors.append(part.vectors)
             if progress is not None:
-                progress(min(start + batch, len(photos)), len(photos))
+                progress(part.done, len(photos))
             is_due = len(waiting) >= PART_IMAGES or time.monotonic() - last_write > PART_SECONDS
-            if waiting and (is_due or start == starts[-1]):
+            if waiting and (is_due or part.done == len(photos)):
                 yield _part(waiting, torch.cat(vectors))
                 waiting, vectors, last_write = [], [], time.monotonic()
-            reading = following
 
 
 def _part(items: list[tuple[Photo, bytes]], vectors: Tensor) -> Batch:

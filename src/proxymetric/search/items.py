@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -29,11 +29,6 @@ class Embedder(Protocol):
     """A model, as far as indexing needs it; `pm.Model` is one."""
 
     @property
-    def view(self) -> Callable[[Image.Image], Tensor]:
-        """What makes the pixels that it takes from an image."""
-        ...
-
-    @property
     def dim(self) -> int:
         """The dimensions of its vectors."""
         ...
@@ -42,8 +37,10 @@ class Embedder(Protocol):
         """Return the sha256 of everything that determines the vectors."""
         ...
 
-    def embed(self, images: Any) -> Tensor:
-        """Embed a tensor of pixels."""
+    def parts(
+        self, images: Any, *, batch: int, on_image: Callable[[int, Image.Image], None] | None = ...
+    ) -> Generator[Any]:
+        """Embed image files part by part; `on_image` receives each of them, decoded."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""A lock that lets only one process write to a folder, and that ends with the process that holds it."""
+"""Locks that end with the process that holds them: only one process writes to a folder, and a file is being read."""
 
 from __future__ import annotations
 
@@ -72,6 +72,45 @@ def locked(folder: Path) -> Iterator[bool]:
         for place in new_folders:
             with contextlib.suppress(OSError):
                 place.rmdir()
+
+
+@contextlib.contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Mark a file as being read, for `is_being_read` in other processes.
+
+    Raises:
+        OSError: the file cannot be opened.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "a"
+        >>> _ = file.write_bytes(b"a")
+        >>> with reading(file):
+        ...     is_being_read(file)
+        True
+        >>> is_being_read(file)
+        False
+    """
+    with open(file, "rb") as opened:
+        with contextlib.suppress(ImportError, OSError):  # Windows, or a disk without locks
+            import fcntl
+
+            fcntl.flock(opened, fcntl.LOCK_SH)
+        yield
+
+
+def is_being_read(file: Path) -> bool:
+    """Whether a process is inside `reading(file)`; False where the system or its disk has no locks."""
+    try:
+        import fcntl
+
+        with open(file, "rb") as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        return False
+    return False
 
 
 def _acquire(folder: Path, file: Path) -> int | None:

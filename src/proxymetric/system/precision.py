@@ -1,5 +1,6 @@
 """Matrix products in the full precision of their inputs."""
 
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -41,8 +42,7 @@ def full_precision(device: str = "cpu") -> Iterator[None]:
         ...     (torch.ones(1, 1) @ torch.ones(1, 1)).dtype
         torch.float32
     """
-    backends = (getattr(module, "matmul", None) for module in (torch.backends.cuda, torch.backends.mkldnn))
-    switches: list[Any] = [backend for backend in backends if hasattr(backend, "fp32_precision")]
+    switches = _switches("matmul")
     previous = [switch.fp32_precision for switch in switches]
     # Versions of torch that have these switches raise an error in the older function.
     legacy = None if switches else torch.get_float32_matmul_precision()
@@ -58,3 +58,23 @@ def full_precision(device: str = "cpu") -> Iterator[None]:
             switch.fp32_precision = value
         if legacy is not None:
             torch.set_float32_matmul_precision(legacy)
+
+
+def arithmetic(device: torch.device) -> str:
+    """Describe how a device computes here: its kind, the precision of float32 products, and the version of torch.
+
+    Example:
+        >>> arithmetic(torch.device("cpu")).startswith(f"cpu {platform.machine()} torch {torch.__version__}")
+        True
+    """
+    switches = [*_switches("matmul"), *_switches("conv")]
+    precision = [str(switch.fp32_precision) for switch in switches] or [torch.get_float32_matmul_precision()]
+    kind = f"{device.type} {platform.machine()}" if device.type == "cpu" else device.type
+    return f"{kind} torch {torch.__version__} {' '.join(precision)}"
+
+
+def _switches(products: str) -> list[Any]:
+    """The settings of torch for the precision of "matmul" or "conv"; an empty list for older versions."""
+    modules = (torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn)
+    backends = (getattr(module, products, None) for module in modules)
+    return [backend for backend in backends if hasattr(backend, "fp32_precision")]
