@@ -3,9 +3,8 @@
     python benchmarks/auto_choice.py CUB glyphs --weights FILE --out-runs FOLDER       CUB: folder of CUB-200-2011
 
 Of each set, ten images of each class are taken: the known classes are drawn from the first 100 training classes, the
-unseen ones are the first 100 test classes. Each draw of known classes is one frozen run with `--method auto`,
-without a report. Its choice is compared with the other candidates: each learns from the same known classes, as in a
-run, and is scored on the unseen ones. The regret is the highest MAP@R of a candidate on the unseen classes, less that
+unseen ones are the first 100 test classes. For each number of known classes, the first draws are frozen runs with `--method
+auto`, without a report; further draws only choose. The choice is compared with the other candidates: each learns from the same known classes and is scored on the unseen ones. The regret is the highest MAP@R of a candidate on the unseen classes, less that
 of the chosen one, in points. The cost is the time of the trials as a share of the rest of the run; neither includes
 features, which are computed before. Results go to results/auto-choice-SET.json.
 """
@@ -27,15 +26,16 @@ import proxymetric as pm
 from proxymetric.data import ImageSet, open_data, split
 from proxymetric.encoders import Encoder
 from proxymetric.runs import recipe as recipes
-from proxymetric.runs.assemble import RunContext, embed_features, make_encoder
-from proxymetric.runs.auto_method import FROZEN_CANDIDATES
+from proxymetric.runs.assemble import RunContext, embed_features, make_encoder, open_split
+from proxymetric.runs.auto_method import FROZEN_CANDIDATES, choose_method
 from proxymetric.runs.trials import Candidate, Task, joined, run_trial, tried_recipe
 from proxymetric.system.watcher import Silent
 from proxymetric.training.process_group import ProcessGroup
 
 COMPARED = FROZEN_CANDIDATES[:7]
 """the candidates that are scored on the unseen classes, besides those that a run tried"""
-EPOCHS = 40
+EPOCHS = 20
+"""of a candidate that is trained, on all known classes"""
 Part = dict[str, list[Path]]
 
 
@@ -97,37 +97,54 @@ def unseen_scores(
     return scores
 
 
-def measured(table: Path, settings: dict[str, Any], out: Path, encoder: Encoder) -> dict[str, Any]:
-    """One run that chooses, and its regret."""
-    run = pm.train(
-        table, method="auto", settings=flat_keys(settings), out=out, overwrite=True, report=False, watcher=Silent()
-    )
-    auto = run.result.auto
+def chosen_in_run(table: Path, settings: dict[str, Any], out: Path) -> dict[str, Any]:
+    """What a whole run chooses, and what its choice costs."""
+    words = flat_keys(settings)
+    run = pm.train(table, method="auto", settings=words, out=out, overwrite=True, report=False, watcher=Silent())
+    auto, seconds = run.result.auto, run.result.seconds
+    cost = {
+        "score of the run": round(100 * run.scores["MAP@R"], 2),
+        "seconds of the run": seconds,
+        "share": round(auto["seconds"] / (seconds - auto["seconds"]), 3),
+    }
+    return auto | cost
+
+
+def chosen_alone(table: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """What a run would choose, without the rest of the run."""
+    recipe = recipes.check(recipes.merged({"data": {"path": str(table)}}, settings))
+    context = RunContext(recipe, torch.device("cpu"), ProcessGroup(), Silent(), {})
+    _, parts = open_split(recipe, context.watcher)
+    return choose_method(context, parts.train, parts.validation).as_dict()
+
+
+def measured(table: Path, settings: dict[str, Any], auto: dict[str, Any], encoder: Encoder) -> dict[str, Any]:
+    """A choice and its regret."""
     tried = [Candidate(trial["method"], trial["start"]) for trial in auto["trials"]]
     chosen = Candidate(auto["method"], auto["start"])
     scores = unseen_scores(table, settings, list(dict.fromkeys([*COMPARED, *tried, chosen])), encoder)
     best = max(scores, key=scores.__getitem__)
+    names = ("reason", "folds", "dropped", "seconds", "score of the run", "seconds of the run", "share")
     return {
         "chosen": str(chosen),
-        "reason": auto["reason"],
         "best": best,
         "regret": round(scores[best] - scores[str(chosen)], 2),
         "scores": scores,
-        "score of the run": round(100 * run.scores["MAP@R"], 2),
-        "on folds": {str(Candidate(t["method"], t["start"])): round(100 * t["score"], 2) for t in auto["trials"]},
-        "folds": auto["folds"],
-        "dropped": auto["dropped"],
-        "seconds": auto["seconds"],
-        "seconds of the run": run.result.seconds,
-        "share": round(auto["seconds"] / (run.result.seconds - auto["seconds"]), 3),
-    }
+        "on folds": {
+            str(candidate): round(100 * trial["score"], 2)
+            for candidate, trial in zip(tried, auto["trials"], strict=True)
+        },
+    } | {name: auto[name] for name in names if name in auto}
 
 
 def summary(draws: list[dict[str, Any]]) -> dict[str, Any]:
-    """The means over the draws of known classes."""
+    """The means over the draws of known classes; the share is that of the runs."""
+    shares = [draw["share"] for draw in draws if "share" in draw]
     return {
-        name: round(statistics.fmean(draw[name] for draw in draws), 3) for name in ("regret", "share", "seconds")
-    } | {"chosen": [draw["chosen"] for draw in draws]}
+        "chosen": [draw["chosen"] for draw in draws],
+        "regret": round(statistics.fmean(draw["regret"] for draw in draws), 2),
+        "share": round(statistics.fmean(shares), 3) if shares else None,
+    }
 
 
 def main() -> None:
@@ -139,7 +156,8 @@ def main() -> None:
     parser.add_argument("--classes", type=int, nargs="+", default=[6, 20, 50, 100])
     parser.add_argument("--images", type=int, default=10, help="of each class")
     parser.add_argument("--of", type=int, default=100, help="classes that are drawn from, and unseen ones")
-    parser.add_argument("--draws", type=int, default=3)
+    parser.add_argument("--draws", type=int, default=3, help="of the known classes")
+    parser.add_argument("--runs", type=int, default=1, help="draws that are whole runs, which show the cost")
     parser.add_argument("--out-runs", type=Path, required=True, help="folder for the runs and for drawn images")
     parser.add_argument("--out", type=Path, default=common.RESULTS, help="folder for the records")
     words = parser.parse_args()
@@ -163,16 +181,16 @@ def main() -> None:
                 names = np.random.default_rng([draw, classes]).permutation(sorted(known))[:classes]
                 table = folder / f"{classes}-{draw}.csv"
                 write_table(table, {name: known[name] for name in sorted(names.tolist())}, unseen)
-                new = measured(table, model | {"seed": draw}, folder / f"{classes}-{draw}", encoder)
+                settings, out = model | {"seed": draw}, folder / f"{classes}-{draw}"
+                auto = chosen_alone(table, settings) if draw >= words.runs else chosen_in_run(table, settings, out)
+                new = measured(table, settings, auto, encoder)
                 entry = record["known classes"].setdefault(str(classes), {"draws": []})
                 entry["draws"].append(new)
                 entry["mean"] = summary(entry["draws"])
                 common.write(words.out / f"auto-choice-{found.name}.json", record)
-                print(
-                    f"{found.name} {classes} classes: {new['chosen']}, regret {new['regret']}, best {new['best']}, "
-                    f"{100 * new['share']:.0f} % of the run",
-                    flush=True,
-                )
+                share = f", {100 * new['share']:.0f} % of the run" if "share" in new else ""
+                what = f"{new['chosen']}, regret {new['regret']}, best {new['best']}{share}"
+                print(f"{found.name} {classes} classes: {what}", flush=True)
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ class Choice(NamedTuple):
         folds: number of folds that they were scored on.
         classes: that were scored in these folds.
         dropped: sentences about what was not tried.
-        seconds: how long the trials took, without features.
+        seconds: how long the trials took, with an encoder that is built for them and without features.
         run_seconds: how long the run takes at least without the trials and without features, as estimated before.
     """
 
@@ -305,7 +305,8 @@ def choose_method(
     candidates, refused = _allowed(recipe, FROZEN_CANDIDATES if recipe.train.frozen else LOSSES, encoder.width)
     trials = _Trials(context, encoder, candidates, outer_folds(some_of(known, recipe.seed), recipe.seed), refused)
     context.watcher.say(f"trying {len(candidates)} candidates on features of {len(known.kept)} images: {count} classes")
-    return trials.choose(folder, spent + built, len(training))
+    choice = trials.choose(folder, spent + built, built, len(training))
+    return choice._replace(seconds=round(built + choice.seconds, 1))
 
 
 class _Trials:
@@ -333,12 +334,13 @@ class _Trials:
         self.seconds = dict.fromkeys(candidates, 0.0)
         self.epochs = min(EPOCHS, context.recipe.train.epochs)
 
-    def choose(self, folder: Path | None, spent: float, images: int) -> Choice:
+    def choose(self, folder: Path | None, spent: float, built: float, images: int) -> Choice:
         """Try as many candidates on as many folds as the time allows, and choose one.
 
         Args:
             folder: where the plan is kept.
-            spent: seconds that the run has taken for other things.
+            spent: seconds that the run takes for what is before its training.
+            built: seconds that the choice took to build an encoder.
             images: training images of the run.
         """
         started = time.perf_counter()
@@ -348,7 +350,7 @@ class _Trials:
         if plan is None:
             for candidate in (*computed, *trained[:1]):
                 self._try(candidate, 1)
-            plan = self._plan(computed, trained, spent, images)
+            plan = self._plan(computed, trained, spent, built, images)
             if folder is not None:
                 write_json(folder / PLAN, plan._asdict() | {"of": self._identity()})
         if left_out := trained[plan.trained :]:
@@ -396,7 +398,9 @@ class _Trials:
             finally:
                 self.seconds[candidate] += time.perf_counter() - started
 
-    def _plan(self, computed: list[Candidate], trained: list[Candidate], spent: float, images: int) -> Plan:
+    def _plan(
+        self, computed: list[Candidate], trained: list[Candidate], spent: float, built: float, images: int
+    ) -> Plan:
         """Which trials the time allows, from how long those of the first fold took."""
         train = self.context.recipe.train
         of_closed_forms = sum(self.seconds[candidate] for candidate in computed)
@@ -410,7 +414,7 @@ class _Trials:
         else:
             share = WHOLE_SHARE
             run_seconds = spent + self._whole_seconds(epochs, images)
-        limit = share * run_seconds
+        limit = share * run_seconds - built
         folds_tried = sorted({len(self.tasks), min(FEWEST_FOLDS, len(self.tasks))}, reverse=True)
         numbers = [len(trained), *(number for number in NUMBERS if number < len(trained))]
         for number in numbers:
