@@ -3,10 +3,11 @@
     python benchmarks/auto_choice.py CUB glyphs --weights FILE --out-runs FOLDER       CUB: folder of CUB-200-2011
 
 Of each set, ten images of each class are taken: the known classes are drawn from the first 100 training classes, the
-unseen ones are the first 100 test classes. For each number of known classes, the first draws are frozen runs with `--method
-auto`, without a report; further draws only choose. The choice is compared with the other candidates: each learns from the same known classes and is scored on the unseen ones. The regret is the highest MAP@R of a candidate on the unseen classes, less that
-of the chosen one, in points. The cost is the time of the trials as a share of the rest of the run; neither includes
-features, which are computed before. Results go to results/auto-choice-SET.json.
+unseen ones are the first 100 test classes. For each number of known classes, the first draws are frozen runs with
+`--method auto`, without a report; further draws only choose. The choice is compared with the other candidates: each
+learns from the same known classes and is scored on the unseen ones. The regret is the highest MAP@R of a candidate on
+the unseen classes, less that of the chosen one, in points. The cost is the time of the trials as a share of the rest of
+the run; it does not include features, which are computed before. Results go to results/auto-choice-SET.json.
 """
 
 from __future__ import annotations
