@@ -24,19 +24,19 @@ def choices_section(all_results: list) -> str:
         return ""
     if len(rows) > 1:
         rows.append(["all", "", *_line(all_choices)])
-    changed = ""
-    if any(choice.method != choice.method_now for choice in all_choices):
-        changed = (
-            ' "Now" names the method that this version would choose from the same trials, if it is another one; regret '
-            "and differences are those of the runs."
+    earlier = ""
+    if any(choice.is_earlier for choice in all_choices):
+        earlier = (
+            " Choices of an earlier rule are marked: it compared six losses on one set of held-out classes, and tried "
+            "neither the untrained backbone nor a closed form."
         )
     columns = ["study", "data and backbone", "chosen (runs)", "regret", f"against {DEFAULT_METHOD}", "lowest", "trials"]
     return (
-        "## What --method auto chooses\n\n`--method auto` tries six methods on features of the training images. "
-        f"Regret: the highest {METRIC} at the same seed of a method that it tried, less that of the method that it "
+        "## What --method auto chooses\n\n`--method auto` tries candidates on features of the known classes. "
+        f"Regret: the highest {METRIC} at the same seed of a candidate that it tried, less that of the one that it "
         f"chose. Then the difference of its choice to {DEFAULT_METHOD}, on average and at the seed where it is "
         "lowest, in points. Trials: their time as a share of the time of the run."
-        f"{changed}\n\n"
+        f"{earlier}\n\n"
         f"{table(columns, rows)}\n\n"
     )
 

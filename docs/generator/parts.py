@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from generator.auto_choice import auto_choice_table
 from generator.divided_proxies import divided_proxies_table
 from generator.growth import growth_table
 from generator.history import compare_table, first_table, mlrc_table
@@ -105,6 +106,7 @@ PARTS = {
     "map-frames": Part(frames_table, benchmark("map-frames-cpu")),
     "divided-proxies": Part(divided_proxies_table, benchmark("divided-proxies")),
     "none-of-these": Part(none_of_these_table, benchmark("none-of-these")),
+    "auto-choice": Part(auto_choice_table, benchmark("auto-choice-cub", "auto-choice-glyphs")),
     "none-of-these-choice": Part(choice_table, benchmark("none-of-these")),
 }
 MARKS = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -1,20 +1,27 @@
-"""--method auto tries some methods on features and takes the best on held-out classes."""
+"""--method auto compares candidates on folds of the known classes and takes the simplest of the best."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from proxymetric.data import open_data, split
+from proxymetric.data import ImageSet
 from proxymetric.encoders import build
-from proxymetric.runs import auto_method
+from proxymetric.runs import auto_method, trials
 from proxymetric.runs import recipe as recipes
-from proxymetric.runs.auto_method import CANDIDATES, DEFAULT_METHOD, Trial, decide
+from proxymetric.runs.assemble import RunContext
+from proxymetric.runs.auto_method import DEFAULT_METHOD, FROZEN_CANDIDATES, LOSSES, PLAN, Trial, decide
+from proxymetric.runs.score import EmbeddedSet
+from proxymetric.runs.trials import Candidate, joined, outer_folds, run_trial, tried_recipe
 from proxymetric.system.files import read_json
+from proxymetric.system.watcher import Silent
+from proxymetric.training.process_group import ProcessGroup
 from training_runs import Notes, run, same_tensors
 
 pytestmark = pytest.mark.usefixtures("only_training")
@@ -30,68 +37,94 @@ def weights(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def few_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto_method, "MIN_HELD_OUT_CLASSES", 2)
-    monkeypatch.setattr(auto_method, "TRIAL_EPOCHS", 2)
+def enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every trial is made, however long it takes on this machine; one short trial of each kind."""
+    monkeypatch.setattr(auto_method, "FROZEN_SHARE", math.inf)
+    monkeypatch.setattr(auto_method, "WHOLE_SHARE", math.inf)
+    monkeypatch.setattr(trials, "MAX_FOLDS", 3)
+    monkeypatch.setattr(trials, "TRIAL_SHRINKAGES", (0.5,))
 
 
-@pytest.mark.usefixtures("few_classes")
-def test_every_method_is_tried_and_the_choice_is_recorded(
+def embedded(classes: int, images: int, shift: float, seed: int = 0) -> EmbeddedSet:
+    """Features of classes whose means differ by `shift` along a few directions, among noise in all of them."""
+    random = np.random.default_rng(seed)
+    labels = np.arange(classes).repeat(images)
+    means = shift * random.normal(size=(classes, 16)) * (np.arange(16) < 4)
+    vectors = torch.from_numpy((means[labels] + random.normal(size=(len(labels), 16))).astype(np.float32))
+    arrays = np.empty((len(labels), 1, 1), np.uint8)
+    names = [f"{seed}-{number}" for number in range(classes)]
+    return EmbeddedSet(ImageSet("drawn", labels, names, arrays=arrays), vectors, np.arange(len(labels)))
+
+
+def context_of(**train: Any) -> RunContext:
+    recipe = recipes.check({"encoder": {"backbone": "small"}, "train": {"frozen": True, "epochs": 2, **train}})
+    return RunContext(recipe, torch.device("cpu"), ProcessGroup(), Silent(), {})
+
+
+@pytest.mark.usefixtures("enough_time")
+def test_every_candidate_is_tried_and_the_choice_is_recorded(
     photos: Path, tmp_path: Path, weights: dict[str, Any]
 ) -> None:
     notes = Notes()
     done = run(photos, tmp_path / "run", method="auto", watcher=notes, **weights)
     choice = done.result.auto
     assert choice is not None
-    assert sorted(trial["method"] for trial in choice["trials"]) == sorted(CANDIDATES)
+    tried = [str(Candidate(trial["method"], trial["start"])) for trial in choice["trials"]]
+    assert sorted(tried) == sorted(str(candidate) for candidate in FROZEN_CANDIDATES[1:])
+    (refused,) = choice["dropped"]
+    assert refused.startswith("untrained (its vectors have 256 dimensions, and encoder.dim=8 is named")
     scores = [trial["score"] for trial in choice["trials"]]
     assert scores == sorted(scores, reverse=True)
-    assert 0 < scores[-1] <= scores[0] <= 1
-    assert len(set(scores)) > 1, "methods differ"
+    assert 0 < scores[-1] < scores[0] <= 1
+    assert (choice["folds"], choice["classes"]) == (3, 10)
+    assert choice["seconds"] >= 0 < choice["run_seconds"]
+    assert read_json(done.folder / "run.json")["auto"] == choice
     assert done.result.recipe["method"] == choice["method"] == read_json(done.folder / "run.json")["said"]["method"]
-    assert any("MAP@R of the methods that were tried" in line for line in notes.said)
-    # The same choice again, and the run is that of the chosen method.
-    assert run(photos, tmp_path / "again", method="auto", **weights).result.auto["trials"][0]["score"] == scores[0]
-    named = run(photos, tmp_path / "named", method=choice["method"], **weights)
-    same_tensors(named.folder / "best.safetensors", done.folder / "best.safetensors")
+    said = next(line for line in notes.said if line.startswith(f"method {choice['method']}"))
+    assert choice["reason"] in said
+    assert "MAP@R on 3 folds of the known classes (10 scored): " in said
+    assert not list(done.folder.glob(".*.part"))
+    # The run is that of the candidate by name.
+    named = {"method": choice["method"]} | ({"train__start": choice["start"]} if choice["start"] else {})
+    same = run(photos, tmp_path / "named", **named, **weights)
+    same_tensors(same.folder / "best.safetensors", done.folder / "best.safetensors")
 
 
-@pytest.mark.usefixtures("few_classes")
-def test_the_chosen_method_is_nested(photos: Path, tmp_path: Path, weights: dict[str, Any]) -> None:
-    done = run(photos, tmp_path / "run", method="auto", loss__nested=[4, 8], **weights).result
-    assert done.auto is not None
-    assert len(done.auto["trials"]) == len(CANDIDATES)
-    assert done.recipe["loss"]["nested"] == [4, 8]
-    assert [each["dim"] for each in done.sizes] == [4] * 3 + [8] * 3
-
-
-@pytest.mark.usefixtures("few_classes")
-def test_a_resumed_run_keeps_its_choice(photos: Path, tmp_path: Path, weights: dict[str, Any]) -> None:
-    first = run(photos, tmp_path / "run", method="auto", **weights).result.auto
-    longer = weights | {"train__epochs": 2}
-    again = run(photos, tmp_path / "run", method="auto", resume=True, **longer)
-    assert again.result.auto == first
-    assert again.result.epochs == 2
+@pytest.mark.usefixtures("enough_time")
+def test_a_run_that_trains_the_backbone_chooses_among_losses(
+    photos: Path, tmp_path: Path, weights: dict[str, Any]
+) -> None:
+    """The chosen one is nested, and a resumed run keeps the choice."""
+    settings = weights | {"train__frozen": False, "loss__nested": [4, 8]}
+    first = run(photos, tmp_path / "run", method="auto", **settings).result
+    assert first.auto is not None
+    tried = {trial["method"] for trial in first.auto["trials"]}
+    assert tried <= {candidate.method for candidate in LOSSES}
+    assert DEFAULT_METHOD in tried
+    assert [each["dim"] for each in first.sizes] == [4] * 3 + [8] * 3
+    again = run(photos, tmp_path / "run", method="auto", resume=True, **settings | {"train__epochs": 2}).result
+    assert again.auto == first.auto
+    assert again.epochs == 2
 
 
 def test_without_trials(photos: Path, tmp_path: Path, weights: dict[str, Any]) -> None:
-    few = run(photos, tmp_path / "few", method="auto", **weights).result
-    assert few.recipe["method"] == DEFAULT_METHOD
-    assert few.auto["reason"] == (
-        "no trials: 2 held-out classes are too few to compare methods, expected at least 10: more classes (50 for "
-        "data.validation=0.2)"
-    )
-    parts = split(open_data("glyphs:60"))
-    reason = auto_method._too_few(recipes.check({}), parts.train, parts.validation)
-    assert "no trials: 6 held-out classes" in reason
-    assert reason.endswith("or a larger share of them: --set data.validation=0.34")
-    enough = split(open_data("glyphs:60"), validation=0.34).validation
-    assert len(enough.classes) == 10
-    own = recipes.check({"data": {"validation": "1/4"}})
-    assert auto_method._too_few(own, parts.train, parts.validation).endswith("at least 10: more classes")
     random = {key: value for key, value in weights.items() if key != "encoder__weights"}
     untrained = run(photos, tmp_path / "random", method="auto", **random).result
     assert "no pre-trained weights" in untrained.auto["reason"]
+    assert untrained.recipe["method"] == DEFAULT_METHOD
+
+
+@pytest.mark.parametrize(("frozen", "taken"), [(True, "untrained"), (False, "proxy-anchor")])
+def test_with_too_few_classes_nothing_is_compared(frozen: bool, taken: str) -> None:
+    context = context_of(frozen=frozen)
+    context.recipe.encoder["weights"] = "somewhere"
+    images = embedded(7, 3, 0.0).images
+    single = images.subset(np.flatnonzero((images.labels > 1) | (np.arange(len(images)) % 3 == 0)))
+    choice = auto_method.choose_method(context, single, None)
+    assert choice.method == taken
+    assert choice.reason == (
+        "no trials: got 5 known classes with two images or more, expected at least 6 to compare candidates"
+    )
 
 
 def test_settings_of_a_loss_are_refused(photos: Path, tmp_path: Path) -> None:
@@ -100,39 +133,110 @@ def test_settings_of_a_loss_are_refused(photos: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_method_must_be_better_with_its_whole_interval() -> None:
-    plain = Trial(DEFAULT_METHOD, 0.5, 0.0, 0.0, 0.0, 1.0)
-    unsure, sure = Trial("mpa-ap", 0.6, 0.1, -0.01, 0.2, 1.0), Trial("vcpa", 0.52, 0.02, 0.01, 0.03, 1.0)
-    assert decide([unsure, plain], frozen=True)[0] == DEFAULT_METHOD
-    assert decide([unsure, sure, plain], frozen=True)[0] == "vcpa"
+def test_features_that_are_not_finite_are_refused(
+    photos: Path, tmp_path: Path, weights: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*words: Any) -> EmbeddedSet:
+        found = features(*words)
+        found.vectors[3, 0] = math.nan
+        return found
+
+    features = auto_method.embed_features
+    monkeypatch.setattr(auto_method, "embed_features", broken)
+    with pytest.raises(ValueError, match=r"^features: got NaN or infinity, expected finite numbers"):
+        run(photos, tmp_path / "run", method="auto", **weights)
+
+
+def test_the_simplest_within_one_standard_error_is_taken() -> None:
+    plain = Trial("untrained", None, 0.50, 0.05, 0.02, 1.0)
+    near, best = Trial("whitening", None, 0.54, 0.01, 0.02, 1.0), Trial("lda", None, 0.55, 0.0, 0.0, 1.0)
+    assert decide([plain, near, best], frozen=True)[0] is near
+    assert decide([plain._replace(error=0.06), near, best], frozen=True)[0].method == "untrained"
+    assert decide([plain, near._replace(error=0.005), best], frozen=True)[0] is best
+    assert decide([best], frozen=True)[1] == "the only candidate that was tried"
 
 
 def test_a_run_that_trains_the_backbone_needs_a_larger_gain() -> None:
-    plain, small = Trial(DEFAULT_METHOD, 0.5, 0.0, 0.0, 0.0, 1.0), Trial("vcpa", 0.529, 0.029, 0.02, 0.04, 1.0)
-    method, reason = decide([small, plain], frozen=False)
-    assert method == DEFAULT_METHOD
-    assert reason.startswith("no other method gains 3 points of MAP@R on held-out classes")
-    large = Trial("mpa-ap", 0.53, 0.03, 0.01, 0.05, 1.0)
-    assert decide([large, small, plain], frozen=False) == (
-        "mpa-ap", "+3.0 MAP@R (1.0 to 5.0) over proxy-anchor on held-out classes"
-    )  # fmt: skip
-    assert decide([large, small, plain], frozen=True)[0] == "mpa-ap"
+    plain, better = Trial(DEFAULT_METHOD, None, 0.5, 0.029, 0.001, 1.0), Trial("vcpa", None, 0.529, 0.0, 0.0, 1.0)
+    chosen, reason = decide([plain, better], frozen=False)
+    assert chosen is plain
+    assert reason.startswith("the first candidate within 3 points")
+    assert decide([plain, better], frozen=True)[0] is better
+    assert decide([plain._replace(below=0.031), better._replace(score=0.531)], frozen=False)[0].method == "vcpa"
 
 
-@pytest.mark.usefixtures("few_classes")
-def test_trials_are_never_scored_on_classes_that_they_train_on(
+def test_each_class_is_scored_once_by_candidates_that_do_not_know_it() -> None:
+    known = joined([embedded(7, 3, 1.0), embedded(4, 2, 1.0, seed=1)])
+    assert len(known.images.classes) == 11
+    tasks = outer_folds(known, seed=0)
+    assert len(tasks) == 5
+    scored = [set(task.scored.labels.tolist()) for task in tasks]
+    assert sorted(label for labels in scored for label in labels) == list(range(11))
+    assert min(map(len, scored)) >= 2
+    for task, labels in zip(tasks, scored, strict=True):
+        assert set(task.inner.labels.tolist()) == set(range(11)) - labels
+        assert set(trials._choosing_classes(task).tolist()) <= set(task.inner.labels.tolist())
+
+
+@pytest.mark.parametrize("candidate", [Candidate("lda"), Candidate("proxy-anchor", "whitening")])
+def test_what_a_candidate_learns_does_not_depend_on_the_classes_that_it_is_scored_on(candidate: Candidate) -> None:
+    """Neither shrinkage nor epoch: the same image gets the same vector, whatever else is scored."""
+    context, found = context_of(), []
+    encoder = build("small", size=16, dim=8)
+    encoder.width = 16
+    for seed in (5, 6):
+        (task, *_) = outer_folds(embedded(9, 4, 2.0), seed=0)
+        other = embedded(2, 4, 9.0, seed=seed)
+        vectors = torch.cat([task.scored.vectors[:1], other.vectors[1:]])
+        task.scored = other._replace(vectors=vectors)
+        seen: list[torch.Tensor] = []
+        task.values = lambda made, seen=seen: seen.append(made[0]) or torch.zeros(1)  # type: ignore[method-assign]
+        run_trial(context, encoder, tried_recipe(context.recipe, candidate), task, epochs=4)
+        found += seen
+    assert len(found) == 2
+    torch.testing.assert_close(*found)
+
+
+def test_closed_forms_of_wide_features_are_tried_in_their_principal_directions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (task, *_) = outer_folds(embedded(9, 8, 2.0), seed=0)
+    recipe = tried_recipe(context_of().recipe, Candidate("whitening"))
+    plain = task.values(task.head("whitening", recipe)(trials.unit_features(task.scored).vectors)).mean()
+    untrained = task.values(task.scored.vectors).mean()
+    monkeypatch.setattr(trials, "MAX_PRINCIPAL", 10)
+    (task, *_) = outer_folds(embedded(9, 8, 2.0), seed=0)
+    head = task.head("whitening", recipe)
+    assert head.weight.shape[1] == 16
+    reduced = task.values(head(trials.unit_features(task.scored).vectors)).mean()
+    assert abs(reduced - plain) < abs(reduced - untrained) or abs(reduced - plain) < 0.05
+
+
+def test_the_time_of_the_run_limits_the_trials_and_an_interrupted_choice_goes_on_with_them(
     photos: Path, tmp_path: Path, weights: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if the run itself holds nothing out."""
-    embedded: dict[str, set[str]] = {}
+    class Killed(Exception):
+        pass
 
-    def embed(context: Any, encoder: Any, images: Any, what: str) -> Any:
-        embedded[what] = {images.classes[label] for label in images.labels}
-        return features(context, encoder, images, what)
+    def dies(*words: Any) -> torch.Tensor:
+        calls.append(words)
+        if len(calls) == 5:
+            raise Killed
+        return run_trial(*words)
 
-    features = auto_method.embed_features
-    monkeypatch.setattr(auto_method, "embed_features", embed)
-    run(photos, tmp_path / "run", method="auto", protocol="last", **weights)
-    assert embedded["training images"]
-    assert embedded["held-out images"]
-    assert not embedded["training images"] & embedded["held-out images"]
+    calls: list[Any] = []
+    monkeypatch.setattr(auto_method, "run_trial", dies)
+    monkeypatch.setattr(auto_method, "FROZEN_SHARE", 0.0)
+    monkeypatch.setattr(trials, "TRIAL_SHRINKAGES", (0.5,))
+    with pytest.raises(Killed):
+        run(photos, tmp_path / "run", method="auto", **weights)
+    assert (tmp_path / "run" / PLAN).is_file()
+    monkeypatch.setattr(auto_method, "FROZEN_SHARE", math.inf)
+    again = run(photos, tmp_path / "run", method="auto", **weights).result.auto
+    assert not (tmp_path / "run" / PLAN).exists()
+    assert again["folds"] == 3
+    assert {trial["method"] for trial in again["trials"]} == {"whitening", "lda"}
+    trained, folds = again["dropped"][1:]
+    assert trained.startswith("proxy-anchor, multi-similarity, multi-similarity from whitening, ")
+    assert trained.endswith("norm-softmax (no time)")
+    assert folds == "2 of 5 folds (no time)"

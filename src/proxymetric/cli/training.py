@@ -26,8 +26,9 @@ Method = Annotated[
         "--method",
         "-m",
         autocompletion=complete_method,
-        help="Name of the method; `proxymetric methods` lists them. auto tries some on your images and takes the best; "
-        "whitening and lda compute the head in seconds; module:function is one of your own.",
+        help="Name of the method; `proxymetric methods` lists them. auto compares some on features of your images, "
+        "from six classes on, and takes the simplest of the best; whitening and lda compute the head in seconds; "
+        "module:function is one of your own.",
     ),
 ]
 Backbone = Annotated[
@@ -230,6 +231,7 @@ def train(
 def _train(terminal: Terminal, **arguments: Any) -> Run:
     """Train and print the scores."""
     from proxymetric.runs import train as whole_run
+    from proxymetric.runs.auto_method import describe_choice
     from proxymetric.runs.score import size_rows
     from proxymetric.runs.summary import result_lines, score_heading
     from proxymetric.system.tables import score_table
@@ -241,8 +243,8 @@ def _train(terminal: Terminal, **arguments: Any) -> Run:
     if run.result.sizes:
         terminal.show(score_table("its vectors cut and made smaller, %", size_rows(run.result.sizes)))
     terminal.print(result_lines(run.result))
-    if run.result.auto is not None and not run.result.auto["trials"]:
-        terminal.print(f"--method auto took the default, {run.result.auto['method']}; {run.result.auto['reason']}")
+    if run.result.auto is not None:
+        terminal.print(f"--method auto took {describe_choice(run.result.auto)}")
     page = run.folder / "report.html"
     terminal.print(f"report: {page}" if page.is_file() else f"result: {run.folder / 'result.json'}")
     return run

@@ -1,87 +1,104 @@
-"""`--method auto`: try a short list of methods on cached features of the training images, and take the best.
+"""`--method auto`: try candidates on cached features of the known classes, and take the simplest of the best.
 
-The backbone is not trained in a trial: its features of the training images are computed once, and each method trains a
-head on them for a few epochs. The classes that are held out of the training choose. Proxy-Anchor is the default:
-another method is taken only if it is better by more than chance, and by `LEAST_GAIN` if the run also trains the
-backbone.
+The backbone is not trained in a trial. The known classes, held-out ones included, are divided into folds
+(`runs.trials`): each candidate learns from the other classes and is scored on the fold, by MAP@R of each query. Of the
+candidates within one standard error of the best one, the simplest is taken.
+
+A run with a frozen backbone can be any candidate: the untrained backbone, a closed form, a trained head. A run that
+trains the backbone chooses among losses only, because no trial says what the network gains. Proxy-Anchor is its
+default, and another loss must also gain `LEAST_GAIN`.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import hashlib
+import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from proxymetric.data import ImageSet, split
-from proxymetric.data.splits import some_classes
+from proxymetric.data import ImageSet
 from proxymetric.encoders import Encoder
-from proxymetric.metrics import interval
-from proxymetric.runs import recipe as recipes
-from proxymetric.runs.assemble import (
-    FeatureFeed,
-    RunContext,
-    embed_features,
-    make_batches,
-    make_encoder,
-    make_learner,
-)
-from proxymetric.runs.comparison import score_queries
+from proxymetric.runs.assemble import RunContext, embed_features, make_encoder
 from proxymetric.runs.recipe import Recipe
-from proxymetric.runs.score import EmbeddedSet
-from proxymetric.system.watcher import Silent
-from proxymetric.training.optim import make_optimizer
-from proxymetric.training.process_group import ProcessGroup
+from proxymetric.runs.time_on_cpu import TRAINING_COST, pass_seconds
+from proxymetric.runs.trials import (
+    EPOCHS,
+    METRIC,
+    MIN_CLASSES,
+    Candidate,
+    Task,
+    joined,
+    outer_folds,
+    run_trial,
+    several_images,
+    some_of,
+    tried_recipe,
+)
+from proxymetric.system.files import read_json, write_json
 
 AUTO = "auto"
 """the name that stands for a choice"""
 DEFAULT_METHOD = "proxy-anchor"
-CANDIDATES = (DEFAULT_METHOD, "vcpa", "mpa-ap", "soft-triple", "norm-softmax", "multi-similarity")
-"""the methods that are tried; all of them train on features"""
-METRIC = "MAP@R"
-TRIAL_EPOCHS = 8
-"""epochs of a head on features; the best evaluation counts, as in a run"""
-EPOCHS_BETWEEN_EVALUATIONS = 2
-MAX_TRAINING_IMAGES = 8_000
-MAX_HELD_OUT_IMAGES = 4_000
-"""whole classes are left out of the trials beyond these numbers, so that a trial takes seconds"""
-MIN_HELD_OUT_CLASSES = 10
-"""with fewer held-out classes, no difference between methods can be told from chance"""
-HELD_OUT_SHARE = 0.2
-"""of the training classes, if the run itself holds out none"""
-MAX_HELD_OUT_SHARE = 0.5
-"""the largest share that a message recommends"""
-LEVEL = 0.99
-"""level of the interval of a difference: five methods are compared with Proxy-Anchor, so 95 % for all of them"""
+FEW_CLASSES = Candidate("untrained")
+"""what a frozen run takes if there are too few classes to compare candidates: the simplest one, which cannot do harm"""
+LOSSES = tuple(
+    Candidate(name) for name in (DEFAULT_METHOD, "multi-similarity", "vcpa", "mpa-ap", "soft-triple", "norm-softmax")
+)
+"""what a run that trains the backbone can be, the default first"""
+FROZEN_CANDIDATES = (
+    Candidate("untrained"),
+    Candidate("whitening"),
+    Candidate("lda"),
+    *LOSSES[:2],
+    Candidate("multi-similarity", "whitening"),
+    Candidate(DEFAULT_METHOD, "whitening"),
+    *LOSSES[2:],
+)
+"""what a run with a frozen backbone can be, the simplest first; where time is short, the last ones are not tried"""
 LEAST_GAIN = 0.03
 """MAP@R that another method must gain on features if the run trains the backbone, too. The order of the methods then
 changes: on CUB, multi-similarity is above Proxy-Anchor on features (held-out classes), and below it once the whole
 network is trained (studies/auto.toml). On features of drawn characters it gains more than this."""
+FROZEN_SHARE, WHOLE_SHARE = 0.3, 0.1
+"""the time of the trials, as a share of that of the run; features do not count"""
+FEWEST_FOLDS = 3
+NUMBERS = (4, 2, 1)
+"""how many candidates are trained where the time does not allow all of them"""
+COST_OF_LOSS = 1.5
+"""the trial of a loss, as trials of Proxy-Anchor: `vcpa` takes two to three times as long as the others"""
+PLAN = ".run.json.auto.part"
+"""the file in the folder of a run that says which trials its time allows; `run.json` replaces it"""
 
 
 class Trial(NamedTuple):
-    """A method that was tried.
+    """A candidate that was tried.
 
     Attributes:
         method: its name.
-        score: MAP@R on the held-out classes, a fraction.
-        difference: the score less that of Proxy-Anchor.
-        low: lower end of the interval of the difference (bootstrap over classes).
-        high: upper end.
-        seconds: how long the trial took.
+        start: the closed form that its head started from; None: as in the recipe.
+        score: MAP@R over the queries of all folds, a fraction.
+        below: how far that is below the best candidate.
+        error: standard error of this difference, over classes.
+        seconds: how long its trials took.
     """
 
     method: str
+    start: str | None
     score: float
-    difference: float
-    low: float
-    high: float
+    below: float
+    error: float
     seconds: float
+
+    @property
+    def name(self) -> str:
+        """The candidate in words."""
+        return str(Candidate(self.method, self.start))
 
 
 class Choice(NamedTuple):
@@ -89,35 +106,82 @@ class Choice(NamedTuple):
 
     Attributes:
         method: the chosen method.
+        start: the closed form that its head starts from; None: as in the recipe.
         reason: a sentence.
-        trials: the methods that were tried, the best first; empty if there was nothing to compare them on.
-        seconds: how long everything took, features included.
+        trials: the candidates that were tried, the best first; empty if there was nothing to compare them on.
+        folds: number of folds that they were scored on.
+        classes: that were scored in these folds.
+        dropped: sentences about what was not tried.
+        seconds: how long the trials took, with an encoder that is built for them and without features.
+        run_seconds: how long the run takes at least without the trials and without features, as estimated before.
     """
 
     method: str
+    start: str | None
     reason: str
     trials: tuple[Trial, ...] = ()
+    folds: int = 0
+    classes: int = 0
+    dropped: tuple[str, ...] = ()
     seconds: float = 0.0
+    run_seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """The entry `auto` of `run.json` and `result.json`."""
-        return self._asdict() | {"trials": [trial._asdict() for trial in self.trials]}
+        return self._asdict() | {"trials": [trial._asdict() for trial in self.trials], "dropped": list(self.dropped)}
+
+    def settings(self) -> dict[str, Any]:
+        """What the choice changes in the recipe."""
+        return Candidate(self.method, self.start).settings()
 
 
-def describe_trials(choice: Mapping[str, Any]) -> str:
-    """The scores of the methods that were tried, in one line; empty if none was.
+class Plan(NamedTuple):
+    """Which trials the time allows.
+
+    Attributes:
+        folds: the number of folds.
+        trained: the number of candidates that are trained.
+        epochs: of each of them.
+        run_seconds: how long the run takes at least.
+    """
+
+    folds: int
+    trained: int
+    epochs: int
+    run_seconds: float
+
+
+def describe_choice(choice: Mapping[str, Any]) -> str:
+    """What was chosen and why, in one or two sentences.
 
     Args:
         choice: the entry `auto` of a result.
 
     Example:
-        >>> describe_trials(Choice("vcpa", "...", (Trial("vcpa", 0.523, 0.02, 0.01, 0.03, 1.0),)).as_dict())
-        'MAP@R of the methods that were tried on features, on held-out classes: vcpa 52.3'
+        >>> trials = (Trial("whitening", None, 0.523, 0.0, 0.0, 1.0), Trial("untrained", None, 0.5, 0.023, 0.01, 0.1))
+        >>> describe_choice(Choice("whitening", None, "the best", trials, folds=3, classes=12).as_dict())
+        'whitening: the best. MAP@R on 3 folds of the known classes (12 scored): whitening 52.3, untrained 50.0'
+    """
+    said = f"{Candidate(choice['method'], choice.get('start'))}: {choice['reason']}"
+    return f"{said}. {trials}" if (trials := describe_trials(choice)) else said
+
+
+def describe_trials(choice: Mapping[str, Any]) -> str:
+    """The scores of the candidates that were tried, in one line; empty if none was.
+
+    Args:
+        choice: the entry `auto` of a result.
     """
     if not choice["trials"]:
         return ""
-    scores = ", ".join(f"{trial['method']} {100 * trial['score']:.1f}" for trial in choice["trials"])
-    return f"{METRIC} of the methods that were tried on features, on held-out classes: {scores}"
+    names = [str(Candidate(trial["method"], trial.get("start"))) for trial in choice["trials"]]
+    scores = ", ".join(
+        f"{name} {100 * trial['score']:.1f}" for name, trial in zip(names, choice["trials"], strict=True)
+    )
+    if "folds" not in choice:  # a result of an earlier version
+        return f"{METRIC} of the methods that were tried on features, on held-out classes: {scores}"
+    dropped = f"; not tried: {'; '.join(choice['dropped'])}" if choice["dropped"] else ""
+    return f"{METRIC} on {choice['folds']} folds of the known classes ({choice['classes']} scored): {scores}{dropped}"
 
 
 def without_auto(raw: dict[str, Any]) -> dict[str, Any]:
@@ -139,159 +203,305 @@ def without_auto(raw: dict[str, Any]) -> dict[str, Any]:
     return raw | {"method": DEFAULT_METHOD}
 
 
-def decide(trials: list[Trial], frozen: bool) -> tuple[str, str]:
-    """Choose among methods that were tried.
+def standard_error(differences: Tensor, groups: Tensor) -> float:
+    """The standard error of the mean of differences (Q,) over queries, when the classes `groups` (Q,) are drawn.
+
+    ``sqrt(C / (C - 1) sum_c (sum_i[y_i = c] (d_i - d))^2) / Q``, of a ratio: classes differ in their queries.
+
+    Example:
+        >>> standard_error(torch.tensor([0.0, 0.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1]))
+        0.5
+        >>> standard_error(torch.tensor([0.0, 1.0, 0.0, 1.0]), torch.tensor([0, 0, 1, 1]))
+        0.0
+    """
+    numbers = groups.unique(return_inverse=True)[1].cpu()
+    differences = differences.double().cpu()
+    sums = torch.zeros(int(numbers.max()) + 1, dtype=torch.float64)
+    sums.index_add_(0, numbers, differences - differences.mean())
+    classes = len(sums)
+    return float((sums.square().sum() * classes / max(1, classes - 1)).sqrt() / len(differences))
+
+
+def decide(trials: Sequence[Trial], frozen: bool) -> tuple[Trial, str]:
+    """Choose among candidates that were tried.
 
     Args:
-        trials: one of them is Proxy-Anchor.
+        trials: the simplest first; with a backbone that is trained, Proxy-Anchor is the first.
         frozen: the run trains on features, as the trials did; otherwise a method must gain `LEAST_GAIN`.
 
     Returns:
-        The method with the highest score among those that are better than Proxy-Anchor with their whole interval, or
-        Proxy-Anchor; and why.
+        The simplest candidate within one standard error of the best one, and why.
 
     Example:
-        >>> plain = Trial("proxy-anchor", 0.50, 0.0, 0.0, 0.0, 1.0)
-        >>> decide([plain, Trial("vcpa", 0.52, 0.02, 0.01, 0.03, 1.0)], frozen=True)
-        ('vcpa', '+2.0 MAP@R (1.0 to 3.0) over proxy-anchor on held-out classes')
-        >>> decide([plain, Trial("vcpa", 0.52, 0.02, -0.01, 0.05, 1.0)], frozen=True)
-        ('proxy-anchor', 'no other method is better by more than chance on held-out classes')
-        >>> decide([plain, Trial("vcpa", 0.52, 0.02, 0.01, 0.03, 1.0)], frozen=False)[0]
-        'proxy-anchor'
+        >>> plain = Trial("untrained", None, 0.50, 0.02, 0.01, 1.0)
+        >>> near = Trial("whitening", None, 0.515, 0.005, 0.01, 1.0)
+        >>> best = Trial("lda", None, 0.52, 0.0, 0.0, 1.0)
+        >>> decide([plain, near, best], frozen=True)[1]
+        'the simplest candidate within one standard error (1.0) of the best one, lda: 0.5 MAP@R below it'
+        >>> decide([plain, best], frozen=True)[1]
+        'the best candidate, 2.0 MAP@R above untrained, with a standard error of 1.0'
+        >>> decide([plain, best], frozen=False)[0].method
+        'untrained'
     """
-    better = [trial for trial in trials if trial.low > 0]
-    if not better:
-        return DEFAULT_METHOD, "no other method is better by more than chance on held-out classes"
-    if not frozen:
-        better = [trial for trial in better if trial.difference >= LEAST_GAIN]
-        if not better:
-            return DEFAULT_METHOD, (
-                f"no other method gains {100 * LEAST_GAIN:.0f} points of {METRIC} on held-out classes, which is "
-                "required because this run also trains the backbone"
-            )
-    best = max(better, key=lambda trial: trial.score)
-    gain = f"{100 * best.difference:+.1f} {METRIC} ({100 * best.low:.1f} to {100 * best.high:.1f})"
-    return best.method, f"{gain} over {DEFAULT_METHOD} on held-out classes"
+    best = max(trials, key=lambda trial: trial.score)
+    least = 0.0 if frozen else LEAST_GAIN
+    chosen = next(trial for trial in trials if trial is best or trial.below <= max(trial.error, least))
+    if chosen is best:
+        others = [trial for trial in trials if trial is not best]
+        if not others:
+            return best, "the only candidate that was tried"
+        second = max(others, key=lambda trial: trial.score)
+        margin = f"{100 * second.below:.1f} {METRIC} above {second.name}"
+        return best, f"the best candidate, {margin}, with a standard error of {100 * second.error:.1f}"
+    distance = f"of the best one, {best.name}: {100 * chosen.below:.1f} {METRIC} below it"
+    if not frozen and chosen.error < least:
+        return chosen, (
+            f"the first candidate within {100 * LEAST_GAIN:.0f} points, as features alone say little about a run that "
+            f"trains the backbone, too, {distance}"
+        )
+    return chosen, f"the simplest candidate within one standard error ({100 * chosen.error:.1f}) {distance}"
 
 
-def choose_method(context: RunContext, training: ImageSet, held_out: ImageSet | None) -> Choice:
-    """Try the methods and choose one.
+def choose_method(
+    context: RunContext, training: ImageSet, held_out: ImageSet | None, folder: Path | None = None, spent: float = 0.0
+) -> Choice:
+    """Try the candidates and choose one.
 
     Args:
         context: what the parts of the run share; trials are run by one process.
         training: the training images of the run.
-        held_out: the classes that are held out of the training; None takes a fifth of the training classes.
+        held_out: the classes that are held out of the training, if any; they are known classes, too.
+        folder: of the run; a choice that is interrupted and begun again tries the same candidates. None: nothing is
+            written.
+        spent: seconds that the run has taken so far.
 
     Returns:
-        The choice. It is Proxy-Anchor without any trial if the backbone has no pre-trained weights, because its
-        features say nothing about the images, or if there are too few classes.
+        The choice. Without any trial, it is Proxy-Anchor if the backbone has no pre-trained weights, because its
+        features say nothing about the images; and with too few classes Proxy-Anchor, or with a frozen backbone
+        `FEW_CLASSES`.
+
+    Raises:
+        ValueError: a feature is not finite.
     """
-    started = time.perf_counter()
     recipe = context.recipe
     if not recipe.encoder["weights"] and not _is_pretrained(recipe):
-        return Choice(DEFAULT_METHOD, "no trials: the backbone has no pre-trained weights, and its features say little")
-    tried = training
-    if held_out is None:
-        tried, held_out, _ = split(training, HELD_OUT_SHARE, "none", recipe.seed)
-    if held_out is None or len(held_out.classes) < MIN_HELD_OUT_CLASSES:
-        return Choice(DEFAULT_METHOD, _too_few(recipe, training, held_out))
+        reason = "no trials: the backbone has no pre-trained weights, and its features say little"
+        return Choice(DEFAULT_METHOD, None, reason)
+    parts = [training] if held_out is None else [training, held_out]
+    if (count := _scorable(parts)) < MIN_CLASSES:
+        return _too_few(recipe, count)
     torch.manual_seed(recipe.seed)
+    started = time.perf_counter()
     encoder = make_encoder(recipe).to(context.device)
-    tried = tried.subset(some_classes(tried.labels, MAX_TRAINING_IMAGES, recipe.seed))
-    held_out = held_out.subset(some_classes(held_out.labels, MAX_HELD_OUT_IMAGES, recipe.seed))
-    features = embed_features(context, encoder, tried, "training images")
-    queries = embed_features(context, encoder, held_out, "held-out images")
-    context.watcher.say(f"trying {len(CANDIDATES)} methods on the features of {len(features.kept)} training images")
-    untrained_head = {name: value.clone() for name, value in encoder.head.state_dict().items()}
-    scores: dict[str, tuple[Tensor, float]] = {}
-    groups: Tensor | None = None
-    for method in CANDIDATES:
-        trial_started = time.perf_counter()
-        encoder.head.load_state_dict(untrained_head)
-        values, groups = _trial(context, method, encoder, features, queries)
-        scores[method] = values, time.perf_counter() - trial_started
-    reference = scores[DEFAULT_METHOD][0]
-    trials = []
-    for method, (values, seconds) in scores.items():
-        low, high = interval(values - reference, groups, level=LEVEL)
-        means = float(values.mean()), float((values - reference).mean())
-        trials.append(Trial(method, *means, low, high, round(seconds, 2)))
-    trials.sort(key=lambda trial: -trial.score)
-    return Choice(*decide(trials, recipe.train.frozen), tuple(trials), round(time.perf_counter() - started, 1))
+    built = time.perf_counter() - started
+    known = joined([embed_features(context, encoder, part, "known classes") for part in parts])
+    if not known.vectors.isfinite().all():
+        raise ValueError(
+            "features: got NaN or infinity, expected finite numbers; the weights of the backbone are damaged, or it "
+            "overflows"
+        )
+    if (count := len(several_images(known))) < MIN_CLASSES:  # images that cannot be read
+        return _too_few(recipe, count)
+    candidates, refused = _allowed(recipe, FROZEN_CANDIDATES if recipe.train.frozen else LOSSES, encoder.width)
+    trials = _Trials(context, encoder, candidates, outer_folds(some_of(known, recipe.seed), recipe.seed), refused)
+    context.watcher.say(f"trying {len(candidates)} candidates on features of {len(known.kept)} images: {count} classes")
+    choice = trials.choose(folder, spent + built, built, len(training))
+    return choice._replace(seconds=round(built + choice.seconds, 1))
 
 
-def _too_few(recipe: Recipe, training: ImageSet, held_out: ImageSet | None) -> str:
-    """Say that there are too few held-out classes for trials, how many are needed, and how to get them."""
-    count = 0 if held_out is None else len(held_out.classes)
-    total, share = len(training.classes) + count, recipe.data.validation
-    way_out = "more classes"
-    # Classes that come as validation classes, or in folds, do not depend on the share.
-    if isinstance(share, float) and share > 0 and count == max(2, round(share * total)):
-        way_out = f"more classes ({math.ceil(MIN_HELD_OUT_CLASSES / share)} for data.validation={share:g})"
-        needed_share = math.ceil(100 * MIN_HELD_OUT_CLASSES / total) / 100
-        if needed_share <= MAX_HELD_OUT_SHARE:
-            way_out += f", or a larger share of them: --set data.validation={needed_share:g}"
-    return (
-        f"no trials: {count} held-out classes are too few to compare methods, expected at least "
-        f"{MIN_HELD_OUT_CLASSES}: {way_out}"
+class _Trials:
+    """The trials of one choice.
+
+    Args:
+        context: what the parts of the run share.
+        encoder: its backbone made the features.
+        candidates: the recipes that are tried, the simplest first.
+        tasks: all folds.
+        dropped: sentences about the candidates that are not tried.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        encoder: Encoder,
+        candidates: Mapping[Candidate, Recipe],
+        tasks: list[Task],
+        dropped: Iterable[str],
+    ) -> None:
+        self.context, self.encoder, self.tasks = context, encoder, tasks
+        self.candidates, self.dropped = dict(candidates), list(dropped)
+        self.values: dict[Candidate, list[Tensor]] = {candidate: [] for candidate in candidates}
+        self.seconds = dict.fromkeys(candidates, 0.0)
+        self.epochs = min(EPOCHS, context.recipe.train.epochs)
+
+    def choose(self, folder: Path | None, spent: float, built: float, images: int) -> Choice:
+        """Try as many candidates on as many folds as the time allows, and choose one.
+
+        Args:
+            folder: where the plan is kept.
+            spent: seconds that the run takes for what is before its training.
+            built: seconds that the choice took to build an encoder.
+            images: training images of the run.
+        """
+        started = time.perf_counter()
+        computed = [candidate for candidate in self.candidates if candidate.is_computed]
+        trained = [candidate for candidate in self.candidates if not candidate.is_computed]
+        plan = self._stored_plan(folder)
+        if plan is None:
+            for candidate in (*computed, *trained[:1]):
+                self._try(candidate, 1)
+            plan = self._plan(computed, trained, spent, built, images)
+            if folder is not None:
+                write_json(folder / PLAN, plan._asdict() | {"of": self._identity()})
+        if left_out := trained[plan.trained :]:
+            self.dropped.append(f"{', '.join(map(str, left_out))} (no time)")
+        if plan.folds < len(self.tasks):
+            self.dropped.append(f"{len(self.tasks) - plan.folds} of {len(self.tasks)} folds (no time)")
+        if plan.epochs != self.epochs:
+            for candidate in trained:
+                self.values[candidate].clear()
+            self.epochs = plan.epochs
+        for candidate in (*computed, *trained[: plan.trained]):
+            self._try(candidate, plan.folds)
+        tried = [candidate for candidate in self.candidates if len(self.values[candidate]) == plan.folds]
+        if not tried:
+            reason = "no trials: they would take too large a share of the time of the run"
+            return Choice(DEFAULT_METHOD, None, reason, dropped=tuple(self.dropped), run_seconds=plan.run_seconds)
+        groups = torch.cat([task.groups for task in self.tasks[: plan.folds]])
+        trials = self._compared(tried, groups)
+        chosen, reason = decide(trials, self.context.recipe.train.frozen)
+        return Choice(
+            chosen.method,
+            chosen.start,
+            reason,
+            tuple(sorted(trials, key=lambda trial: -trial.score)),
+            plan.folds,
+            len(groups.unique()),
+            tuple(self.dropped),
+            round(time.perf_counter() - started, 1),
+            round(plan.run_seconds, 1),
+        )
+
+    def _try(self, candidate: Candidate, folds: int) -> None:
+        """Score a candidate on the first folds, as far as it was not."""
+        values = self.values[candidate]
+        for number in range(len(values), folds):
+            started = time.perf_counter()
+            self.context.watcher.work(f"trying {candidate}", number, folds)
+            try:
+                values.append(
+                    run_trial(self.context, self.encoder, self.candidates[candidate], self.tasks[number], self.epochs)
+                )
+            except ValueError as error:
+                self.dropped.append(f"{candidate} ({error})")
+                return
+            finally:
+                self.seconds[candidate] += time.perf_counter() - started
+
+    def _plan(
+        self, computed: list[Candidate], trained: list[Candidate], spent: float, built: float, images: int
+    ) -> Plan:
+        """Which trials the time allows, from how long those of the first fold took."""
+        train = self.context.recipe.train
+        of_closed_forms = sum(self.seconds[candidate] for candidate in computed)
+        of_trained = self.seconds[trained[0]] if trained else 0.0
+        epochs = min(train.epochs, (train.patience or train.epochs) + 1)
+        if train.frozen:
+            share = FROZEN_SHARE
+            larger = images / max(1, len(self.tasks[0].inner.kept))
+            # Every report has rows of the closed forms, which try twice as much as a trial.
+            run_seconds = spent + 2 * of_closed_forms + epochs * larger * of_trained / self.epochs
+        else:
+            share = WHOLE_SHARE
+            run_seconds = spent + self._whole_seconds(epochs, images)
+        limit = share * run_seconds - built
+        folds_tried = sorted({len(self.tasks), min(FEWEST_FOLDS, len(self.tasks))}, reverse=True)
+        numbers = [len(trained), *(number for number in NUMBERS if number < len(trained))]
+        for number in numbers:
+            for folds in folds_tried:
+                for length in (self.epochs, math.ceil(self.epochs / 2)):
+                    cost = folds * (of_closed_forms + number * COST_OF_LOSS * of_trained * length / self.epochs)
+                    if cost <= limit:
+                        return Plan(folds, number, length, run_seconds)
+        # Closed forms alone: without them, there is nothing to choose.
+        folds = next((folds for folds in folds_tried if folds * of_closed_forms <= limit), folds_tried[-1])
+        return Plan(folds, 0, self.epochs, run_seconds)
+
+    def _whole_seconds(self, epochs: int, images: int) -> float:
+        """How long a run that trains the backbone takes at least."""
+        train = self.context.recipe.train
+        cost = 1.0 if self.context.recipe.encoder["tuning"] == "linear" else TRAINING_COST
+        warmup = min(train.warmup, epochs)
+        return pass_seconds(self.encoder) * images * (warmup + cost * (epochs - warmup))
+
+    def _compared(self, tried: list[Candidate], groups: Tensor) -> list[Trial]:
+        """The candidates that were scored on the same folds, the simplest first."""
+        values = {candidate: torch.cat(self.values[candidate]).double() for candidate in tried}
+        best = max(values.values(), key=lambda of_queries: float(of_queries.mean()))
+        return [
+            Trial(
+                candidate.method,
+                candidate.start,
+                float(of_queries.mean()),
+                float((best - of_queries).mean()),
+                standard_error(best - of_queries, groups),
+                round(self.seconds[candidate], 2),
+            )
+            for candidate, of_queries in values.items()
+        ]
+
+    def _identity(self) -> str:
+        """What a plan is made for."""
+        sizes = [[len(task.inner.kept), len(task.scored.kept)] for task in self.tasks]
+        content = [self.context.recipe.changed, [str(candidate) for candidate in self.candidates], sizes]
+        return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+    def _stored_plan(self, folder: Path | None) -> Plan | None:
+        """The plan of a choice that was interrupted."""
+        try:
+            stored = read_json(folder / PLAN) if folder is not None else {}
+        except (OSError, ValueError):
+            return None
+        if stored.get("of") != self._identity():
+            return None
+        return Plan(**{name: stored[name] for name in Plan._fields})
+
+
+def _scorable(parts: Iterable[ImageSet]) -> int:
+    """The number of classes with two images or more; a class in several parts is one class."""
+    counts: dict[str, int] = {}
+    for part in parts:
+        for label in part.labels.tolist():
+            counts[part.classes[label]] = counts.get(part.classes[label], 0) + 1
+    return sum(count > 1 for count in counts.values())
+
+
+def _allowed(recipe: Recipe, candidates: Iterable[Candidate], width: int) -> tuple[dict[Candidate, Recipe], list[str]]:
+    """The candidates that a recipe allows, with their recipes, and why the others are left out."""
+    named = recipe.changed.get("encoder", {}).get("dim")
+    allowed, refused = {}, []
+    for candidate in candidates:
+        if candidate.start is not None and "start" in recipe.changed.get("train", {}):
+            candidate = Candidate(candidate.method)
+        try:
+            if candidate.method == "untrained" and named is not None and named != width:
+                raise ValueError(f"its vectors have {width} dimensions, and encoder.dim={named} is named")
+            allowed[candidate] = tried_recipe(recipe, candidate)
+        except ValueError as error:
+            refused.append(f"{candidate} ({error})")
+    return allowed, refused
+
+
+def _too_few(recipe: Recipe, count: int) -> Choice:
+    """Say that there are too few classes for trials, how many are needed, and what is taken instead."""
+    reason = (
+        f"no trials: got {count} known classes with two images or more, expected at least {MIN_CLASSES} to compare "
+        "candidates"
     )
+    if recipe.train.frozen and _allowed(recipe, [FEW_CLASSES], 0)[0]:
+        return Choice(*FEW_CLASSES, reason)
+    return Choice(DEFAULT_METHOD, None, reason)
 
 
 def _is_pretrained(recipe: Recipe) -> bool:
     return bool(recipe.encoder["pretrained"]) and recipe.encoder["backbone"] != "small"
-
-
-def _trial(
-    context: RunContext, method: str, encoder: Encoder, features: EmbeddedSet, queries: EmbeddedSet
-) -> tuple[Tensor, Tensor]:
-    """Train a head by one method, and score it at its best epoch.
-
-    Returns:
-        MAP@R of each query, and the labels of the queries.
-    """
-    recipe = trial_recipe(context.recipe, method)
-    # A trial says nothing, and the first process runs it alone.
-    trial_context = RunContext(recipe, context.device, ProcessGroup(), Silent(), {})
-    labels = np.unique(features.images.labels[features.kept], return_inverse=True)[1]
-    feed = FeatureFeed(features.vectors, labels, make_batches(trial_context, labels), trial_context.device)
-    torch.manual_seed(recipe.seed)
-    learner = make_learner(trial_context, encoder, np.bincount(labels).tolist())
-    head, criterion = encoder.head, learner.criterion
-    criterion.steps_per_epoch = len(feed)
-    optimizer = make_optimizer(learner, recipe.train)
-    held_out = queries.vectors.to(trial_context.device)
-    best, best_values, groups = -1.0, Tensor(), Tensor()
-    for epoch in range(TRIAL_EPOCHS):
-        learner.train()
-        encoder.eval()
-        criterion.epoch(epoch)
-        for batch in feed.epoch(epoch):
-            assert batch.images is not None
-            optimizer.zero_grad()
-            criterion(head(batch.images), batch.labels).backward()
-            optimizer.step()
-            criterion.commit()
-        if epoch % EPOCHS_BETWEEN_EVALUATIONS:
-            with torch.no_grad():
-                vectors = criterion.normalised(head(held_out).float())
-            values, groups = score_queries(queries._replace(vectors=vectors), [METRIC])
-            mean = float(values[METRIC].mean())
-            if mean > best:
-                best, best_values = mean, values[METRIC].cpu()
-    return best_values, groups
-
-
-def trial_recipe(recipe: Recipe, method: str) -> Recipe:
-    """The recipe of a trial: the method's defaults, on features; other learning rates only if the run is frozen too."""
-    defaults, train = recipes.check({"method": method}), recipe.train
-    options = dataclasses.replace(
-        defaults.train,
-        batch=train.batch,
-        optimizer=train.optimizer,
-        weight_decay=train.weight_decay,
-        frozen=True,
-        warmup=0,
-        lr=train.lr if train.frozen else None,
-        proxy_lr=train.proxy_lr if train.frozen else None,
-    )
-    return dataclasses.replace(recipe, method=method, loss=defaults.loss, train=options)

@@ -180,22 +180,23 @@ def scatter_of(parts: Sequence[EmbeddedSet], rows: Sequence[np.ndarray] | None =
     return result
 
 
-def make_folds(known: EmbeddedSet, held_out: EmbeddedSet | None, seed: int) -> Folds:
+def make_folds(known: EmbeddedSet, held_out: EmbeddedSet | None, seed: int, most: int = FOLDS) -> Folds:
     """Divide classes into those that candidates are fitted on and those that they are scored on.
 
     Args:
         known: features of the training images.
         held_out: features of the held-out images; None, or too few classes: folds of the training classes choose.
         seed: of the folds.
+        most: folds of the training classes, at most.
     """
     labels, width = known.labels.numpy(), known.vectors.shape[1]
     several = np.flatnonzero(np.bincount(labels) > 1)
-    folds = min(FOLDS, len(several) // 2)
+    folds = min(most, len(several) // 2)
     if held_out is not None:
         count = int((np.bincount(held_out.labels.numpy()) > 1).sum())
         if count >= (MIN_HELD_OUT_CLASSES if folds > 1 else 2):
             rows = some_classes(held_out.labels.numpy(), MAX_CHOOSING_IMAGES, seed)
-            tasks = [(scatter_of([known]), _subset(held_out, rows))]
+            tasks = [(scatter_of([known]), subset_of(held_out, rows))]
             return Folds(tasks, f"chosen on {count} held-out classes", min(width, max(1, len(labels) - 1)))
     if folds < 2:
         words = f"not chosen: {len(several)} classes with two images or more are too few, expected at least 4"
@@ -206,12 +207,12 @@ def make_folds(known: EmbeddedSet, held_out: EmbeddedSet | None, seed: int) -> F
         is_scored = np.isin(labels, order[fold::folds])
         rows = np.flatnonzero(is_scored)
         rows = rows[some_classes(labels[rows], MAX_CHOOSING_IMAGES // folds, seed)]
-        tasks.append((scatter_of([known], [np.flatnonzero(~is_scored)]), _subset(known, rows)))
+        tasks.append((scatter_of([known], [np.flatnonzero(~is_scored)]), subset_of(known, rows)))
     words = f"chosen on {folds} folds of the {len(several)} training classes"
     return Folds(tasks, words, min(width, *(max(1, scatter.images - 1) for scatter, _ in tasks)))
 
 
-def choose(name: str, form: ClosedForm, folds: Folds, limits: Limits) -> Fit:
+def choose(name: str, form: ClosedForm, folds: Folds, limits: Limits, tried: tuple[float, ...] = SHRINKAGES) -> Fit:
     """Choose shrinkage and directions by MAP@R on classes that the candidates are not fitted on.
 
     Args:
@@ -219,11 +220,12 @@ def choose(name: str, form: ClosedForm, folds: Folds, limits: Limits) -> Fit:
         form: the closed form.
         folds: what the candidates are fitted on, and what they are scored on.
         limits: which heads are candidates.
+        tried: the shrinkages that are tried, if the form names none.
     """
     if name == UNTRAINED:
         return Fit(name, 0.0, None, None, None, "")
     named = form.shrinkage if isinstance(form.shrinkage, float) else None
-    shrinkages = SHRINKAGES if named is None else (named,)
+    shrinkages = tried if named is None else (named,)
     numbers = _principal(name, folds.width, limits)
     if len(shrinkages) * len(numbers) == 1:
         return Fit(name, shrinkages[0], numbers[0], limits.dim, None, "as named")
@@ -355,7 +357,8 @@ def _closed_form_scores(
     return ClosedFormScores(rows, held_out_scores(deciding_metric(recipe.train.monitor), candidates))
 
 
-def _subset(embedded: EmbeddedSet, rows: np.ndarray) -> EmbeddedSet:
+def subset_of(embedded: EmbeddedSet, rows: np.ndarray) -> EmbeddedSet:
+    """Some embeddings of a set."""
     return embedded._replace(vectors=embedded.vectors[torch.from_numpy(rows)], kept=embedded.kept[rows])
 
 

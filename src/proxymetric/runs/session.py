@@ -38,7 +38,7 @@ from proxymetric.runs.assemble import (
     small_pixels,
     train_feed,
 )
-from proxymetric.runs.auto_method import choose_method, describe_trials
+from proxymetric.runs.auto_method import choose_method, describe_choice
 from proxymetric.runs.checkpoint_facts import CheckpointFacts
 from proxymetric.runs.class_uncertainty import class_uncertainty, has_uncertainty
 from proxymetric.runs.closed_form import Fit, closed_form_rows, compute_head, nothing_trained
@@ -243,15 +243,15 @@ class RunSession:
         return encoder
 
     def _choose_method(self, parts: Split) -> None:
-        """Replace the method of the recipe by the best one of some trials."""
-        context = self.context
-        choice = context.world.from_first(lambda: choose_method(context, parts.train, parts.validation))
+        """Replace the method of the recipe by the simplest one of the best in some trials."""
+        context, spent = self.context, time.perf_counter() - self.started
+        choose = functools.partial(choose_method, context, parts.train, parts.validation, self.folder, spent)
+        choice = context.world.from_first(choose)
         self.choice = choice.as_dict()
-        for sentence in (describe_trials(self.choice), f"method {choice.method}: {choice.reason}"):
-            if sentence:
-                self.watcher.say(sentence)
-        self.recipe = recipes.check(recipes.merged(self.recipe.changed, {"method": choice.method}))
+        self.watcher.say(f"method {describe_choice(self.choice)}")
+        self.recipe = recipes.check(recipes.merged(self.recipe.changed, choice.settings()))
         self.context = dataclasses.replace(context, recipe=self.recipe)
+        self.new_encoder = None  # its head may be another one
 
     def _check_needs(self, needs: Iterable[str]) -> None:
         """Refuse a recipe without the held-out classes that the method needs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from proxymetric.runs.auto_method import DEFAULT_METHOD, METRIC, Trial, decide
+from proxymetric.runs.auto_method import DEFAULT_METHOD, METRIC, Candidate
 from proxymetric.studies.scores import Results
 from proxymetric.studies.spec import Cell
 
@@ -14,8 +14,8 @@ class MethodChoice(NamedTuple):
 
     Attributes:
         seed: the seed of the run.
-        method: the method that it chose.
-        method_now: the method that this version chooses from the same trials.
+        method: the method that it chose, and the start of its head.
+        is_earlier: an earlier rule chose it: among six losses, on one set of held-out classes.
         score: the MAP@R of the run, in per cent.
         best: of the methods that it tried, the one whose own run has the highest MAP@R at this seed.
         best_score: that MAP@R, in per cent.
@@ -25,7 +25,7 @@ class MethodChoice(NamedTuple):
 
     seed: int
     method: str
-    method_now: str
+    is_earlier: bool
     score: float
     best: str
     best_score: float
@@ -36,7 +36,7 @@ class MethodChoice(NamedTuple):
     def regret(self) -> float:
         """How far the chosen method is below the best one, in points.
 
-        >>> MethodChoice(0, "vcpa", "vcpa", 41.0, "mpa-ap", 42.0, 40.0, 0.1).regret
+        >>> MethodChoice(0, "vcpa", False, 41.0, "mpa-ap", 42.0, 40.0, 0.1).regret
         1.0
         """
         return self.best_score - self.score
@@ -45,19 +45,19 @@ class MethodChoice(NamedTuple):
     def gain(self) -> float | None:
         """How far the chosen method is above Proxy-Anchor, in points.
 
-        >>> MethodChoice(0, "vcpa", "vcpa", 41.0, "mpa-ap", 42.0, 40.0, 0.1).gain
+        >>> MethodChoice(0, "vcpa", False, 41.0, "mpa-ap", 42.0, 40.0, 0.1).gain
         1.0
         """
         return None if self.default_score is None else self.score - self.default_score
 
     @property
     def label(self) -> str:
-        """The method that was chosen, and the one that this version chooses if it is another one.
+        """What was chosen, and whether an earlier rule chose it.
 
-        >>> MethodChoice(0, "vcpa", "proxy-anchor", 41.0, "mpa-ap", 42.0, 40.0, 0.1).label
-        'vcpa (now: proxy-anchor)'
+        >>> MethodChoice(0, "vcpa", True, 41.0, "mpa-ap", 42.0, 40.0, 0.1).label
+        'vcpa (earlier rule)'
         """
-        return self.method if self.method_now == self.method else f"{self.method} (now: {self.method_now})"
+        return f"{self.method} (earlier rule)" if self.is_earlier else self.method
 
 
 def method_choices(results: Results, cells: list[Cell], auto: Cell) -> list[MethodChoice]:
@@ -79,11 +79,10 @@ def method_choices(results: Results, cells: list[Cell], auto: Cell) -> list[Meth
         if not tried_scores:
             continue
         best = max(tried_scores, key=tried_scores.__getitem__)
-        trials = [Trial(**trial) for trial in run.auto["trials"]]
-        method_now = decide(trials, run.recipe["train"]["frozen"])[0]
+        name = str(Candidate(run.auto["method"], run.auto.get("start")))
         choices.append(
             MethodChoice(
-                seed, run.auto["method"], method_now, scores[seed], best, tried_scores[best],
+                seed, name, "folds" not in run.auto, scores[seed], best, tried_scores[best],
                 tried_scores.get(DEFAULT_METHOD), run.auto["seconds"] / run.seconds,
             )
         )  # fmt: skip
@@ -91,15 +90,17 @@ def method_choices(results: Results, cells: list[Cell], auto: Cell) -> list[Meth
 
 
 def _tried_scores(results: Results, cells: list[Cell], auto: Cell, seed: int) -> dict[str, float]:
-    """The score of each method that a run tried, at its seed, of rows that differ from it in the method alone."""
-    tried = {trial["method"] for trial in (results.runs[auto][seed].auto or {}).get("trials", ())}
+    """The score of each candidate that a run tried, at its seed, of rows that differ from it in method and start."""
+    trials = (results.runs[auto][seed].auto or {}).get("trials", ())
+    tried = {str(Candidate(trial["method"], trial.get("start"))) for trial in trials}
     tried_scores = {}
     for cell in cells:
         run, row = results.runs[cell].get(seed), results.study.rows[cell.row]
-        is_other = row.recipe != results.study.rows[auto.row].recipe or bool(row.settings.keys() - {"method"})
+        is_other = row.recipe != results.study.rows[auto.row].recipe
+        is_other = is_other or bool(row.settings.keys() - {"method", "train.start"})
         if run is None or run.auto is not None or is_other or seed not in (scores := results.scores(cell, METRIC)):
             continue
-        method = run.recipe["method"]
-        if not tried or method in tried:
-            tried_scores[method] = scores[seed]
+        name = str(Candidate(run.recipe["method"], row.settings.get("train.start")))
+        if not tried or name in tried:
+            tried_scores[name] = scores[seed]
     return tried_scores

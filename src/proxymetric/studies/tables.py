@@ -226,17 +226,17 @@ def size_table(results: Results, heading: str, cells: list[Cell]) -> Table:
 def regret_table(results: Results, heading: str, cells: list[Cell]) -> Table:
     """A line for each run of `--method auto`, and their means; no lines if there is none.
 
-    The regret of a run is the highest score at its seed of a method that it tried, less the score of the run. These
-    scores are those of the rows of the same table that differ from the run in the method alone. A run without such a
-    row is left out.
+    The regret of a run is the highest score at its seed of a candidate that it tried, less the score of the run. These
+    scores are those of the rows of the same table that differ from the run in method and start alone. A run without
+    such a row is left out.
     """
     from proxymetric.runs.auto_method import DEFAULT_METHOD, METRIC
     from proxymetric.studies.regret import method_choices
 
     note = (
-        f"{METRIC} in per cent. The regret is the highest score at the same seed of a method that was tried, less that "
-        'of the run that chose; trials: their time as a share of the time of that run. "Now" names the method that '
-        "this version would choose from the same trials, if it is another one."
+        f"{METRIC} in per cent. The regret is the highest score at the same seed of a candidate that was tried, less "
+        "that of the run that chose; trials: their time as a share of the time of that run. An earlier rule compared "
+        "six losses on one set of held-out classes."
     )
     columns = ["method", "seed", "chosen", METRIC, "highest", "regret", f"against {DEFAULT_METHOD}", "trials"]
     table = Table(f"{heading}, the choice of a method", columns, note=note)
