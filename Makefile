@@ -2,10 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-# A worker that has died is not replaced: pytest-xdist may then wait for ever.
-PYTEST := $(BIN)/pytest -n 2 --dist loadgroup --max-worker-restart 0 --durations=40
+# One worker runs all tests of a file, so that it makes what they share once; the many short examples of src/ are last, so
+# that no worker waits long for the other. A worker that has died is not replaced: pytest-xdist may then wait for ever.
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations=40
 BENCH_PYTHON ?= $(BIN)/python
 ELSEWHERE := not gpu and not server
+# Both workers, and the processes that tests start, read modules that one of them has compiled.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: environment demo lint test test-quick test-slow test-all test-servers test-gpu docs bench-cpu bench-cuda clean
 

@@ -44,13 +44,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.ignore = [*(config.option.ignore or []), *modules]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run tests that start processes one after another, so that each has enough cores."""
-    for item in items:
-        if item.get_closest_marker("processes"):
-            item.add_marker(pytest.mark.xdist_group("processes"))
-
-
 def pytest_collection_finish(session: pytest.Session) -> None:
     if "training_runs" in sys.modules:
         sys.modules["training_runs"].warm_up()  # on the other core, while the first tests run

@@ -83,7 +83,6 @@ def test_wrong_arguments_are_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.processes
 def test_the_program_of_the_page_gives_the_same_weights_with_two_processes(tmp_path):
     text = PAGE.read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)

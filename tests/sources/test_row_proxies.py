@@ -21,8 +21,6 @@ from proxymetric.training.rowwise_adagrad import with_rowwise
 from training.test_parallel import STILL, Pair, close
 from training_runs import command, records, run, same_run
 
-pytestmark = pytest.mark.processes
-
 C, D = 400, 3
 LABELS = torch.tensor([7, 3, 7, 399])
 

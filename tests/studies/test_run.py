@@ -29,7 +29,7 @@ from proxymetric.system.files import read_json
 from proxymetric.system.watcher import Silent
 from terminal import proxymetric, refused
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.xdist_group("a study")]
+pytestmark = pytest.mark.slow
 
 GLYPHS = Path(__file__).resolve().parent.parent.parent / "studies" / "glyphs.toml"
 RUNS = [task.name for task in load_study(GLYPHS).tasks()]

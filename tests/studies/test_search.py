@@ -24,8 +24,6 @@ from proxymetric.system.files import read_json
 from studies.test_run import Running, study
 from terminal import proxymetric, refused
 
-pytestmark = pytest.mark.xdist_group("a search")  # one worker makes what the tests share
-
 TAU = {"loss.tau": {"log": [1e-5, 1e-1]}}
 MARGIN = {"loss.margin": {"linear": [0, 0.5]}}
 
@@ -332,7 +330,6 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str, 
 
 
 @pytest.mark.slow
-@pytest.mark.processes
 def test_a_killed_search_goes_on_with_the_same_draws(searched):
     out, first, second, plans = searched
     assert set(plans) == {f"anchor-g-small-search-draw0{number}" for number in range(3)}
@@ -350,7 +347,6 @@ def test_a_killed_search_goes_on_with_the_same_draws(searched):
 
 
 @pytest.mark.slow
-@pytest.mark.processes
 def test_draws_see_no_image_of_the_test_half(searched):
     out, *_ = searched
     for file in (out / "runs").glob("*-draw*/result.json"):
@@ -363,7 +359,6 @@ def test_draws_see_no_image_of_the_test_half(searched):
 
 
 @pytest.mark.slow
-@pytest.mark.processes
 def test_the_best_draw_trains_and_a_draw_that_fails_has_no_score(searched, tmp_path):
     out, _, second, _ = searched
     results = tmp_path / "results"
@@ -405,7 +400,6 @@ def test_the_best_draw_trains_and_a_draw_that_fails_has_no_score(searched, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.processes
 def test_a_study_goes_on_elsewhere_from_collected_draws(searched, tmp_path):
     out, *_ = searched
     file, results = out.parent / "mine.toml", tmp_path / "results"
@@ -426,7 +420,6 @@ def test_a_study_goes_on_elsewhere_from_collected_draws(searched, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.processes
 def test_changed_ranges_with_stored_draws_are_refused(searched, tmp_path):
     out, *_ = searched
     file, results = out.parent / "mine.toml", tmp_path / "results"

@@ -20,7 +20,7 @@ from proxymetric.training.log import Log
 from terminal import proxymetric
 from training_runs import command, until
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def started(words: list[str], before: Callable[[], None] | None = None) -> subprocess.Popen[str]:

@@ -27,7 +27,7 @@ from proxymetric.training.sharded_state import ShardedState
 from training.test_parallel import STILL, Pair, close
 from training_runs import command, kill_in_epoch, run, same_run, state
 
-pytestmark = [pytest.mark.usefixtures("only_training"), pytest.mark.slow, pytest.mark.processes]
+pytestmark = [pytest.mark.usefixtures("only_training"), pytest.mark.slow]
 FSDP = STILL | {"train__parallel": "fsdp"}
 VIT: dict[str, Any] = {
     "encoder__backbone": "test_vit", "encoder__pretrained": False, "encoder__freeze_bn": False, "view__size": 32,
