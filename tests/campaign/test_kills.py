@@ -12,7 +12,7 @@ import pytest
 from campaign_cases import SEED, SHARE, check_sentence, some
 from training_runs import Process, command, run, same_run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 KINDS = {
     "proxy-anchor": {},
     "refit": {"train__refit": True},

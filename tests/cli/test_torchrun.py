@@ -65,7 +65,7 @@ def shell(script: str) -> tuple[str, ...]:
 TRAIN = "train --data glyphs:40 --backbone small"
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_what_all_processes_refuse_is_printed_once(photos, tmp_path):
     """Also when torchrun starts them again."""
     words = ("-m", "proxymetric", "index", tmp_path / "run", photos, "--out", tmp_path / "x.index")
@@ -77,7 +77,7 @@ def test_what_all_processes_refuse_is_printed_once(photos, tmp_path):
     assert error.count("No such option: --bogus") == error.count("Usage: ") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_what_one_process_has_alone_is_printed(tmp_path):
     """These settings are refused before the processes join."""
     for alone in (0, 1):
@@ -102,7 +102,7 @@ def warned(classes, dim):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_what_all_processes_warn_about_is_printed_once(tmp_path):
     """And what only some of them warn about is printed, too."""
     (tmp_path / "own.py").write_text(OWN_METHOD)

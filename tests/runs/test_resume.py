@@ -20,7 +20,7 @@ from proxymetric.system.files import read_json, write_json
 from proxymetric.training.log import Log
 from training_runs import Notes, Snapshot, Stop, StopAfter, records, run, same_run, same_tensors, state
 
-pytestmark = pytest.mark.usefixtures("no_page")
+pytestmark = pytest.mark.usefixtures("only_training")
 CHOICES = {name: {"method": name} for name in CATALOGUE}
 CHOICES |= {f"{name} (rows)": {"method": name, "loss__touched": "batch"} for name in ("proxy-anchor", "mpa-ap")}
 CHOICES |= {"mpa-ap (nested)": {"method": "mpa-ap", "loss__nested": [2, 5, 8]}}

@@ -329,7 +329,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str, 
     return out, first, second, plans
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_killed_search_goes_on_with_the_same_draws(searched):
     out, first, second, plans = searched
     assert set(plans) == {f"anchor-g-small-search-draw0{number}" for number in range(3)}
@@ -346,7 +346,7 @@ def test_a_killed_search_goes_on_with_the_same_draws(searched):
     assert again.out.splitlines()[-1] == "all runs are done"
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_draws_see_no_image_of_the_test_half(searched):
     out, *_ = searched
     for file in (out / "runs").glob("*-draw*/result.json"):
@@ -358,7 +358,7 @@ def test_draws_see_no_image_of_the_test_half(searched):
     assert "test" in read_json(out / "runs" / WINNER / "result.json")["data"]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_best_draw_trains_and_a_draw_that_fails_has_no_score(searched, tmp_path):
     out, _, second, _ = searched
     results = tmp_path / "results"
@@ -399,7 +399,7 @@ def test_the_best_draw_trains_and_a_draw_that_fails_has_no_score(searched, tmp_p
     assert read_draws(results / "draws.jsonl") == draws
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_study_goes_on_elsewhere_from_collected_draws(searched, tmp_path):
     out, *_ = searched
     file, results = out.parent / "mine.toml", tmp_path / "results"
@@ -419,7 +419,7 @@ def test_a_study_goes_on_elsewhere_from_collected_draws(searched, tmp_path):
     assert read_draws(other / "draws.jsonl") == of_all
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_changed_ranges_with_stored_draws_are_refused(searched, tmp_path):
     out, *_ = searched
     file, results = out.parent / "mine.toml", tmp_path / "results"
