@@ -65,7 +65,7 @@ def shell(script: str) -> tuple[str, ...]:
 TRAIN = "train --data glyphs:40 --backbone small"
 
 
-@pytest.mark.release
+@pytest.mark.slow
 def test_what_all_processes_refuse_is_printed_once(photos, tmp_path):
     """Also when torchrun starts them again."""
     words = ("-m", "proxymetric", "index", tmp_path / "run", photos, "--out", tmp_path / "x.index")

@@ -53,6 +53,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow(cases=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_equal_one(kind: str, photos: Path, tmp_path: Path) -> None:
     settings = FSDP | KINDS[kind]
