@@ -20,7 +20,7 @@ from PIL import Image
 from left_processes import end_left_processes, mark_session
 from made_once import made_once
 from no_forms import no_forms
-from sampled import SHARE, seed
+from sampled import SHARE, drawn, seed
 
 # Processes that tests start use one thread too: sums depend on the number of threads, and tests compare bits.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -46,11 +46,21 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.ignore = [*(config.option.ignore or []), *modules]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run tests that start processes one after another, so that each has enough cores."""
+@pytest.hookimpl(trylast=True)  # after `-k` and `-m`: a case that is asked for by its name is run
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep one case of each slow test, or as many as its mark says, `slow(cases=3)`; `make test-all` keeps all."""
+    families: dict[tuple[pytest.Item | pytest.Collector | None, str], list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("processes"):
-            item.add_marker(pytest.mark.xdist_group("processes"))
+        if item.get_closest_marker("slow"):
+            families.setdefault((item.parent, getattr(item, "originalname", item.name)), []).append(item)
+    left_out = set[pytest.Item]()
+    for (_, name), cases in families.items():
+        mark = cases[0].get_closest_marker("slow")
+        assert mark is not None
+        left_out.update(set(cases).difference(drawn(cases, mark.kwargs.get("cases", 1), name)))
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

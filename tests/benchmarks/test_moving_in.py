@@ -40,7 +40,6 @@ def test_differences_of_losses_and_of_first_results(benchmark):
 
 
 @pytest.mark.release
-@pytest.mark.processes
 def test_the_record_of_a_tiny_run(benchmark, tmp_path, monkeypatch):
     pytest.importorskip("pytorch_metric_learning", reason="the other library is not installed")
     out = tmp_path / "moving.json"

@@ -62,7 +62,6 @@ def test_the_kernels_of_tunings(tmp_path: Path) -> None:
     assert runs[1] == 2 * runs[0], "VPTSP runs its network twice"
 
 
-@pytest.mark.processes
 @pytest.mark.release
 def test_the_memory_of_divided_proxies(tmp_path: Path) -> None:
     command = [sys.executable, ROOT / "benchmarks" / "divided_proxies.py", "--classes", "200000", "--dim", "64"]

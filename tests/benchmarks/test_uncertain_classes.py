@@ -35,7 +35,6 @@ def check(record, rates):
 
 
 @pytest.mark.release
-@pytest.mark.processes
 def test_a_run_is_measured_and_what_the_verbs_say_is_recorded(benchmark, tmp_path, monkeypatch):
     out = tmp_path / "uncertain.json"
     monkeypatch.setattr(sys, "argv", ["uncertain_classes.py", "--seeds", "1", "--epochs", "1", "--out", str(out)])

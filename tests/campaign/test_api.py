@@ -87,6 +87,7 @@ def criterion_of(name: str) -> pm.Criterion:
     return criterion
 
 
+@pytest.mark.slow(cases=12)
 @pytest.mark.parametrize(("name", "case"), some(CASES))
 def test_a_wrong_argument_is_refused_and_an_odd_one_taken(name, case):
     torch.manual_seed(0)

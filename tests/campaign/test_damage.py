@@ -110,6 +110,7 @@ def whole(photos, tmp_path_factory) -> tuple[Path, dict[str, object]]:
     return root, said
 
 
+@pytest.mark.slow(cases=6)
 @pytest.mark.parametrize(("part", "damage", "verb"), some(CASES))
 def test_a_damaged_run_is_right_or_refused(whole, photos, part, damage, verb):
     root, said = whole

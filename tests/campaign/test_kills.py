@@ -13,7 +13,7 @@ from campaign_cases import SEED, SHARE, check_sentence, some
 from no_forms import no_forms
 from training_runs import Process, command, run, same_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes]
+pytestmark = pytest.mark.release
 KINDS = {
     "proxy-anchor": {},
     "refit": {"train__refit": True},

@@ -1,7 +1,7 @@
 """Mutants of command lines, recipes, CSV files and stored files: each runs, or is refused in a sentence; nothing of the
 user's changes.
 
-`PROXYMETRIC_CAMPAIGN=1 pytest tests/campaign/test_mutations.py -rP` runs all of them, and prints how many ended how.
+`PROXYMETRIC_TEST_SHARE=1 pytest tests/campaign/test_mutations.py -rP` runs all of them, and prints how many ended how.
 """
 
 from __future__ import annotations

@@ -82,6 +82,7 @@ CASES = [
 """a third of the pairs, by the seed: every verb meets two or three kinds, and every kind four verbs"""
 
 
+@pytest.mark.slow(cases=6)
 @pytest.mark.parametrize(("verb", "kind"), CASES)
 def test_what_is_there_stays(run, photos, tmp_path, verb, kind):
     target = foreign(kind, tmp_path / "place", ENDINGS.get(verb, ""))

@@ -28,7 +28,7 @@ from proxymetric.search import Index
 from service import BOUNDARY, Client, form, jpeg
 from terminal import finished_run, proxymetric
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes]
+pytestmark = pytest.mark.release
 SECONDS = float(os.environ.get("PROXYMETRIC_CAMPAIGN_SECONDS", max(20.0, 180 * SHARE)))
 HONEST, STALLED, HALF_OPEN = 4, 300, 100
 GROWTH_BYTES = 80e6

@@ -15,7 +15,7 @@ import pytest
 from campaign_cases import SEED, SHARE, check_sentence
 from training_runs import Process, command, run, same_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes]
+pytestmark = pytest.mark.release
 SECONDS = max(15.0, 600 * SHARE) if SHARE >= 0.5 else 15.0
 
 

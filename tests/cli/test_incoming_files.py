@@ -58,7 +58,7 @@ def test_names_that_are_not_utf_8_train_and_are_shown(tmp_path, data):
         answer.out.encode()
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_names_that_are_not_utf_8_in_a_real_process_with_a_report(tmp_path, data):
     rename(data)
     environment = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}

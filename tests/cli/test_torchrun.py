@@ -66,7 +66,6 @@ TRAIN = "train --data glyphs:40 --backbone small"
 
 
 @pytest.mark.slow
-@pytest.mark.processes
 def test_what_all_processes_refuse_is_printed_once(photos, tmp_path):
     """Also when torchrun starts them again."""
     words = ("-m", "proxymetric", "index", tmp_path / "run", photos, "--out", tmp_path / "x.index")
@@ -78,8 +77,7 @@ def test_what_all_processes_refuse_is_printed_once(photos, tmp_path):
     assert error.count("No such option: --bogus") == error.count("Usage: ") == 1
 
 
-@pytest.mark.slow
-@pytest.mark.processes
+@pytest.mark.release
 def test_what_one_process_has_alone_is_printed(tmp_path):
     """These settings are refused before the processes join."""
     for alone in (0, 1):
@@ -104,8 +102,7 @@ def warned(classes, dim):
 """
 
 
-@pytest.mark.slow
-@pytest.mark.processes
+@pytest.mark.release
 def test_what_all_processes_warn_about_is_printed_once(tmp_path):
     """And what only some of them warn about is printed, too."""
     (tmp_path / "own.py").write_text(OWN_METHOD)
@@ -155,7 +152,6 @@ def test_without_a_place_for_the_list_all_say_it(file, start, tmp_path, monkeypa
     assert says("a", tmp_path / "terminal")
 
 
-@pytest.mark.processes
 def test_a_process_that_is_killed_before_it_prints_leaves_it_to_another(start, tmp_path):
     script = (
         "import sys, time\nfrom proxymetric.system.faults import said_once\n"
@@ -177,7 +173,6 @@ def test_a_process_that_is_killed_before_it_prints_leaves_it_to_another(start, t
         process.stdout.close()
 
 
-@pytest.mark.processes
 def test_a_process_that_is_forked_meanwhile_does_not_keep_the_others_waiting(start, tmp_path):
     """As one that reads images may be, while a thread prints a warning."""
     script = (

@@ -91,6 +91,8 @@ QUICK_SHARE = 4
 """`make test` runs one of this many pairs of a variant and a check; the slow tests run some others"""
 QUICK_SHARE_NESTED = len(CHECKS)
 """the same for the nested variants: each runs one check"""
+SLOW_PAIRS = 180
+"""other pairs that `make test-slow` runs"""
 PAIRS = [(variant, check) for variant in VARIANTS for check in CHECKS]
 QUICK = [
     (variant, check)
@@ -101,8 +103,8 @@ QUICK = [
 ]
 CASES = [pytest.param(*pair, id="-".join(pair)) for pair in QUICK]
 CASES += [
-    pytest.param(*pair, id="-".join(pair), marks=pytest.mark.slow)
-    for pair in some([pair for pair in PAIRS if pair not in set(QUICK)], share=0.2)
+    pytest.param(*pair, id="-".join(pair), marks=pytest.mark.slow(cases=SLOW_PAIRS))
+    for pair in some([pair for pair in PAIRS if pair not in set(QUICK)])
 ]
 
 
@@ -112,7 +114,7 @@ def test_method_keeps_the_contract(variant: str, check: str) -> None:
     CHECKS[check](replace(subject_of(variant), fast=True))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(cases=3)
 @pytest.mark.parametrize("variant", some([variant for variant in VARIANTS if not subject_of(variant).fast]))
 def test_gradients_entry_by_entry(variant: str) -> None:
     CHECKS["gradient"](subject_of(variant))

@@ -37,8 +37,6 @@ from proxymetric.training.trainer import Trainer
 from training.test_parallel import STILL, Pair, close
 from training_runs import command, run
 
-pytestmark = pytest.mark.processes
-
 C, D, B = 11, 6, 9
 LABELS = torch.tensor([0, 5, 5, 10, 3, 0, 7, 3, 3])
 """some classes occur several times, others never"""

@@ -158,26 +158,21 @@ def peaks(tmp_path_factory) -> dict[str, tuple[int, str]]:
     return {file.name: (int(megabytes), result) for file, (megabytes, result) in zip(files, lines, strict=True)}
 
 
-def measured(test):
-    """Mark a test of the memory of decoding; one worker runs them all, and so decodes once."""
-    return pytest.mark.slow(pytest.mark.xdist_group("peaks")(test))
-
-
-@measured
+@pytest.mark.slow
 def test_a_png_of_169_megapixels_costs_no_memory(peaks):
     megabytes, result = peaks["bits.png"]
     assert result.startswith("got 13000 x 13000 = 169,000,000 pixels, expected at most 100,000,000; to read it, set")
     assert megabytes < 100
 
 
-@measured
+@pytest.mark.slow
 def test_a_jpeg_beyond_pillows_own_limit_is_read_in_little_memory(peaks):
     megabytes, result = peaks["beyond.jpg"]
     assert result == "6700x6700"
     assert megabytes < 500
 
 
-@measured
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["RGBA.png", "L.png", "I;16.png", "P.png", "F.tiff"])
 def test_what_is_below_the_limit_costs_its_pixels_about_twice(peaks, file):
     megabytes, result = peaks[file]

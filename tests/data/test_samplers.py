@@ -82,8 +82,7 @@ def test_wrong_arguments_are_refused():
             wrong()
 
 
-@pytest.mark.slow
-@pytest.mark.processes
+@pytest.mark.release
 def test_the_program_of_the_page_gives_the_same_weights_with_two_processes(tmp_path):
     text = PAGE.read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,7 @@ def test_every_example_is_run_here_and_listed():
     assert sorted(listed) == [file.stem for file in FILES]
 
 
+@pytest.mark.slow(cases=4)
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_an_example_says_how_to_run_it_and_needs_no_trainer(file):
     tree = ast.parse(file.read_text(encoding="utf-8"))
@@ -47,14 +49,14 @@ def test_an_example_says_how_to_run_it_and_needs_no_trainer(file):
     }
 
 
-@pytest.fixture(scope="module")
-def answers() -> dict[str, subprocess.CompletedProcess[str]]:
-    return {name: example(name, "--epochs", epochs, *MORE.get(name, ())) for name, epochs in QUICK.items()}
+@cache
+def answer_of(name: str) -> subprocess.CompletedProcess[str]:
+    return example(name, "--epochs", QUICK[name], *MORE.get(name, ()))
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_training_improves_the_score_on_unseen_classes(answers, name):
-    answer = answers[name]
+def test_training_improves_the_score_on_unseen_classes(name):
+    answer = answer_of(name)
     assert answer.returncode == 0, answer.stderr
     assert not answer.stderr
     epochs = re.findall(r"^epoch +(\d+) ", answer.stdout, re.MULTILINE)
@@ -64,16 +66,18 @@ def test_training_improves_the_score_on_unseen_classes(answers, name):
     assert after > 1.5 * before, "not by chance: 1.5 times and more"
 
 
-def test_isa_remembers_from_the_second_epoch_on(answers):
-    remembered = [float(value) for value in re.findall(r"remembered ([\d.]+)", answers["proxy_isa"].stdout)]
+@pytest.mark.release
+def test_isa_remembers_from_the_second_epoch_on():
+    remembered = [float(value) for value in re.findall(r"remembered ([\d.]+)", answer_of("proxy_isa").stdout)]
     assert remembered[0] == 0
     assert all(remembered[1:])
 
 
-def test_vcpa_knows_what_it_is_sure_of(answers):
+@pytest.mark.release
+def test_vcpa_knows_what_it_is_sure_of():
     sure, unsure = (
         [float(value) for value in re.findall(r"\(([\d.]+)\)", line)]
-        for line in answers["vcpa"].stdout.splitlines()
+        for line in answer_of("vcpa").stdout.splitlines()
         if "certain" in line
     )
     assert len(sure) == len(unsure) == 5
@@ -82,12 +86,14 @@ def test_vcpa_knows_what_it_is_sure_of(answers):
     assert max(sure) < min(unsure)
 
 
-def test_ccp_begins_further_problems(answers):
-    problems = [int(number) for number in re.findall(r"problem (\d+)", answers["ccp"].stdout)]
+@pytest.mark.release
+def test_ccp_begins_further_problems():
+    problems = [int(number) for number in re.findall(r"problem (\d+)", answer_of("ccp").stdout)]
     assert problems == sorted(problems)
-    assert problems[-1] > 1, answers["ccp"].stdout
+    assert problems[-1] > 1, answer_of("ccp").stdout
 
 
+@pytest.mark.release
 def test_the_picture_of_projections(tmp_path):
     answer = example("ccp_mnist", "--out", tmp_path / "new", "--projections", 2, "--every", 10, "--patience", 1)
     assert answer.returncode == 0, answer.stderr

@@ -32,6 +32,7 @@ from generator import (  # noqa: E402
     performance,
     photographs,
     reference,
+    repeats,
     scores,
     site,
     study_pages,
@@ -142,8 +143,9 @@ def test_a_run_that_was_repeated_stands_beside_the_older_one(tmp_path):
     for key, value in (("seed", 1), ("protocol", "held-out")):
         changed = repeated | {"recipe": repeated["recipe"] | {key: value}}
         write_runs(tmp_path / "proxy-anchor-repeated", {name: changed})
-        pages, _ = study_pages.study_pages(tmp_path)
-        assert "## The same run" not in pages["studies/archive.md"], key
+        studies = [load_study(ROOT / "studies" / f"{study}.toml") for study in of]
+        stored = [Results(study, stored_results(study, tmp_path / study.name)) for study in studies]
+        assert repeats.repeats_section(stored) == "", key
 
 
 PHOTOGRAPHS = {"identity": "0" * 64, "images": 11788, "shorter_side": 357, "bytes_per_image": 97624}

@@ -56,7 +56,6 @@ def test_a_part_of_a_shard_is_kept(tmp_path, number, bad, default_handlers):
 
 
 @pytest.mark.slow
-@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_on_the_command_line(tmp_path, number, default_handlers):
     photos = write_photos(tmp_path / "photos", classes=30, images=50, size=64)

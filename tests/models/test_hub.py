@@ -227,7 +227,6 @@ def test_a_folder_without_weights_is_refused(shared, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.processes
 @pytest.mark.parametrize("there", ["nothing", "model"])
 def test_an_export_that_was_killed_is_made_again(run, shared, tmp_path, there):
     folder = tmp_path / "birds"

@@ -63,6 +63,7 @@ def test_it_is_a_method_like_those_of_the_catalogue() -> None:
     pm.method("ccp", classes=5, dim=4, base="my_losses:mine")
 
 
+@pytest.mark.usefixtures("only_training")
 def test_a_run_trains_and_continues_bit_for_bit(folder: Path, photos: Path) -> None:
     words = command(photos, folder / "whole", method="my_losses:mine", loss__scale=20.0, train__epochs=2)
     assert proxymetric(*words).code == 0

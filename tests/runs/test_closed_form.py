@@ -27,7 +27,30 @@ from proxymetric.system.checkpoint import Checkpoint
 from training_runs import LEARNING, TINY, Notes, Stop, StopAfter, run, same_run
 
 COMPUTED = {"data__validation": 0.3, "data__test": 0.3}
+WHITENED = {"method": "whitening", "train__epochs": 5} | COMPUTED
 LEARN = LEARNING | COMPUTED | {"encoder__layer_norm": False}
+
+
+@pytest.fixture(scope="module")
+def letters(letters: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sixty of the characters in eight drawings: thirteen classes are held out, enough to choose on. Only read it."""
+    fewer = tmp_path_factory.mktemp("letters") / "letters"
+    for folder in sorted(letters.iterdir())[:60]:
+        (fewer / folder.name).mkdir(parents=True)
+        for file in sorted(folder.iterdir())[:8]:
+            shutil.copy(file, fewer / folder.name)
+    return fewer
+
+
+@pytest.fixture(scope="module")
+def whitened(letters: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[str]]:
+    """A finished run of whitening, for which epochs were asked, and its messages. Only read its folder."""
+    notes = Notes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("proxymetric.runs.session.draw_report", lambda *args, **kwargs: None)
+        patch.setattr("proxymetric.runs.session.closed_form_rows", lambda *args, **kwargs: {})
+        done = run(letters, tmp_path_factory.mktemp("whitened") / "run", watcher=notes, **WHITENED)
+    return done, notes.said
 
 
 def without_dim(
@@ -56,14 +79,14 @@ def embedded(seed: int, classes: int, images: int = 6, width: int = 20, signal: 
     return EmbeddedSet(images_of, torch.from_numpy(features).float(), np.arange(len(labels)))
 
 
-@pytest.mark.usefixtures("only_training")
-def test_whitening_is_the_closed_form_on_all_known_classes(letters, tmp_path):
-    notes = Notes()
-    done = run(letters, tmp_path / "run", method="whitening", watcher=notes, **COMPUTED)
+def test_whitening_is_the_closed_form_on_all_known_classes(whitened, letters):
+    done, said = whitened
     fit, recipe = done.result.closed_form, done.result.recipe
     assert (recipe["train"]["frozen"], recipe["train"]["refit"]) == (True, True)
     assert recipe["encoder"]["normalise_features"]
-    assert any(line.startswith("whitening: nothing is trained") for line in notes.said)
+    (nothing,) = (line for line in said if line.startswith("whitening: nothing is trained"))
+    assert "without effect: " in nothing
+    assert "train.epochs" in nothing
     assert (done.result.steps, done.result.epochs, done.result.refit["steps"]) == (0, 0, 0)
     images = open_data(letters)
     known = split(images, 0.0, 0.3, 0).train
@@ -143,7 +166,7 @@ def test_the_rows_are_computed_once_for_a_resumed_run(photos, tmp_path, monkeypa
 )
 def test_a_start_is_the_closed_form_before_training_and_resumes_bit_for_bit(letters, tmp_path, start, frozen):
     settings = LEARN | {"train__frozen": frozen, "train__start": start, "train__epochs": 1, "train__lr": 1e-3}
-    settings |= {"train__save_every": 3}
+    settings |= {"train__save_every": 1}
     done = run(letters, tmp_path / "run", **settings)
     assert done.result.recipe["encoder"]["normalise_features"]
     computed = run(letters, tmp_path / "computed", method=start, **COMPUTED, encoder__dim=32, encoder__pooling="auto")
@@ -153,7 +176,7 @@ def test_a_start_is_the_closed_form_before_training_and_resumes_bit_for_bit(lett
     if frozen and start == "lda":
         assert first == pytest.approx(computed.result.validation["MAP@R"], abs=0.02)
     with pytest.raises(Stop):
-        run(letters, tmp_path / "stopped", watcher=StopAfter(4), **settings)
+        run(letters, tmp_path / "stopped", watcher=StopAfter(2), **settings)
     resumed = run(letters, tmp_path / "stopped", resume=True, **settings)
     same_run(resumed.folder, done.folder)
     assert resumed.result.closed_form is not None
@@ -194,8 +217,8 @@ def test_the_page_of_a_method_in_closed_form(letters, tmp_path):
 
 
 @pytest.mark.usefixtures("only_training")
-def test_a_run_in_closed_form_that_was_killed_ends_the_same(letters, tmp_path, monkeypatch):
-    done = run(letters, tmp_path / "run", method="whitening", **COMPUTED)
+def test_a_run_in_closed_form_that_was_killed_ends_the_same(whitened, letters, tmp_path):
+    done, _ = whitened
     killed = tmp_path / "killed"
     for missing in (["result.json"], ["result.json", "refit"], ["result.json", "refit", "last.safetensors"]):
         shutil.copytree(done.folder, killed)
@@ -204,7 +227,7 @@ def test_a_run_in_closed_form_that_was_killed_ends_the_same(letters, tmp_path, m
         if "last.safetensors" in missing:
             (killed / "best.safetensors").unlink()
             (killed / "log.jsonl").unlink()
-        again = run(letters, killed, method="whitening", resume=True, **COMPUTED)
+        again = run(letters, killed, resume=True, **WHITENED)
         assert again.scores == done.scores
         one, other = (Checkpoint.read(each / "refit" / "last.safetensors").tensors for each in (killed, done.folder))
         assert all(torch.equal(one[name], other[name]) for name in other if name.startswith("encoder."))
@@ -238,15 +261,6 @@ def test_what_a_closed_form_cannot_do_is_refused(settings, words):
 def test_a_wrong_shrinkage_is_refused_before_the_images_are_opened(tmp_path, shrinkage, words):
     with pytest.raises(ValueError, match=f"shrinkage: got .*{words}"):
         run(tmp_path, tmp_path / "run", method="whitening", loss__shrinkage=shrinkage)
-
-
-@pytest.mark.usefixtures("only_training")
-def test_settings_of_steps_have_no_effect_and_that_is_said(letters, tmp_path):
-    notes = Notes()
-    run(letters, tmp_path / "run", method="whitening", watcher=notes, **COMPUTED, train__epochs=5)
-    assert any(
-        "nothing is trained" in line and "without effect: " in line and "train.epochs" in line for line in notes.said
-    )
 
 
 @pytest.mark.usefixtures("only_training")

@@ -130,7 +130,7 @@ def test_folds_do_not_choose_their_method(photos, tmp_path):
     assert not (tmp_path / "run" / "fold0").exists()
 
 
-@pytest.mark.processes
+@pytest.mark.release
 def test_two_processes_equal_one(photos, tmp_path):
     """torchrun: all processes train each fold, and one of them holds the lock."""
     settings = {

@@ -326,7 +326,6 @@ def killed_at(words: list[str], folder: Path, fatal: int | str, count_file: Path
 
 
 @pytest.mark.slow
-@pytest.mark.processes
 @pytest.mark.parametrize("change", ["index", "update", "rebuild"])
 def test_killed_at_any_moment_it_is_whole_and_continues(change, run, other_run, folder, tmp_path):
     """Seven moments for each of three changes: the index is as before or after the change, and continues to after."""
@@ -373,7 +372,6 @@ def test_killed_at_any_moment_it_is_whole_and_continues(change, run, other_run, 
     assert states == sorted(states), "before, and from some moment on after"
 
 
-@pytest.mark.processes
 def test_what_a_killed_process_embedded_is_not_embedded_again(run, folder, tmp_path):
     target = tmp_path / "a.index"
     words = [str(word) for word in ("index", run, folder, "--out", target, "--map", "none", "--device", "cpu")]

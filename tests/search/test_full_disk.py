@@ -114,7 +114,6 @@ for case in sizes:
 
 
 @needs_a_disk
-@pytest.mark.processes
 def test_a_disk_without_room_for_vectors_items_or_thumbnails(tmp_path):
     """A mapped file killed the process here (SIGBUS)."""
     small, cases = tmp_path / "small", [f"{kind} {kilobytes}" for kind, kilobytes in DISKS]
@@ -126,7 +125,6 @@ def test_a_disk_without_room_for_vectors_items_or_thumbnails(tmp_path):
 
 @needs_a_disk
 @pytest.mark.slow
-@pytest.mark.processes
 def test_the_verbs_that_change_an_index(photos, tmp_path):
     run, small = finished_run(photos, tmp_path / "run"), tmp_path / "small"
     index, whole = small / "x.index", tmp_path / "whole.index"

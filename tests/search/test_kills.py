@@ -125,7 +125,6 @@ ENGINES = {"faiss": pytest.mark.slow, "milvus": pytest.mark.release}
 """engine -> when it is killed at seven moments; a store of milvus-lite is opened in seconds"""
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize(
     ("engine", "change", "shares"),
     [

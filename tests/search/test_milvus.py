@@ -168,7 +168,6 @@ def test_a_database_that_another_copy_of_the_index_changed(milvus_index, tmp_pat
         Index.open(milvus_index.folder)
 
 
-@pytest.mark.processes
 def test_a_file_that_another_process_has_open(tmp_path):
     pytest.importorskip("milvus_lite", reason="the extra `milvus` is not installed")
     uri = tmp_path / "a.db"
@@ -227,7 +226,6 @@ def cut(folder: Path, what: str) -> None:
     (folder / what).write_text(json.dumps(found))
 
 
-@pytest.mark.processes
 def test_a_file_that_a_kill_has_cut_is_made_anew(tmp_path):
     """milvus-lite does not write the arrays that it searches in atomically; it can make them from its other files."""
     pytest.importorskip("milvus_lite", reason="the extra `milvus` is not installed")

@@ -59,7 +59,6 @@ def can_mount() -> bool:
         return False
 
 
-@pytest.mark.processes
 @pytest.mark.skipif(not can_mount(), reason="a small disk needs the rights of root and `unshare`")
 @pytest.mark.parametrize("full", ["first", "later"])
 @pytest.mark.parametrize("disk", ["tmpfs", "ext4"])
@@ -96,7 +95,6 @@ counters.answered("search", 200, seconds=0.02)
 """
 
 
-@pytest.mark.processes
 def test_a_file_that_somebody_truncates(tmp_path):
     """A mapped file killed the process, as it does where a full disk has no room for a page."""
     words = [sys.executable, "-c", TRUNCATE, str(tmp_path)]

@@ -20,8 +20,6 @@ from proxymetric.data.image_bytes import TooManyPixels, decode_image
 from proxymetric.serve.decoder import HEAD
 from proxymetric.serve.decoders import Decoders, Stopped, TooSlow
 
-pytestmark = pytest.mark.processes
-
 
 @pytest.fixture
 def decoders():

@@ -13,7 +13,6 @@ TOOL = shutil.which("schemathesis") or shutil.which(str(Path(sys.executable).wit
 
 
 @pytest.mark.slow
-@pytest.mark.processes
 @pytest.mark.skipif(TOOL is None, reason="schemathesis is not installed")
 def test_the_service_does_what_it_describes(client, tmp_path):
     command = [

@@ -21,10 +21,7 @@ from proxymetric.system.checkpoint import Checkpoint, module_tensors
 from proxymetric.system.files import read_json, write_json
 from service import jpeg, serving
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.skipif(bool(missing()), reason=missing() or "there is a browser"),
-]
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "there is a browser")
 WAIT = 30_000
 """milliseconds"""
 

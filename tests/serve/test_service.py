@@ -364,7 +364,6 @@ def test_more_than_the_limit_is_answered_with_429(settings, monkeypatch):
         assert client.upload(jpeg(), k=1).status == 200
 
 
-@pytest.mark.processes
 def test_a_stop_ends_what_is_decoded(settings, monkeypatch):
     """A process that decodes and never answers does not keep the service."""
     started: list[Decoders] = []
@@ -392,7 +391,6 @@ def test_a_stop_ends_what_is_decoded(settings, monkeypatch):
         assert (asked.result().status, asked.result().code) == (503, "stopping")
 
 
-@pytest.mark.processes
 def test_a_slow_decoder_delays_nobody_for_long(settings, monkeypatch):
     """An image whose decoding does not end is refused after `decode_seconds`, and the next one is decoded."""
     monkeypatch.setattr("proxymetric.serve.app.DECODERS", 1)
@@ -515,7 +513,6 @@ def processes(index_folder):
         process.stderr.close()
 
 
-@pytest.mark.processes
 def test_it_stops_gracefully(processes):
     """A search that has begun when the signal comes is answered; then the process ends."""
     process, client = processes("--device", "cpu")
@@ -538,7 +535,6 @@ def test_it_stops_gracefully(processes):
         client.get("/healthz")
 
 
-@pytest.mark.processes
 def test_several_processes_share_the_index_and_the_counters(processes, index_folder):
     process, client = processes("--device", "cpu", "--workers", "2", PROXYMETRIC_TOKEN="secret")
     secret = {"Authorization": "Bearer secret", "content-type": "application/json"}

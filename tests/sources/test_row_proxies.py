@@ -21,8 +21,6 @@ from proxymetric.training.rowwise_adagrad import with_rowwise
 from training.test_parallel import STILL, Pair, close
 from training_runs import command, records, run, same_run
 
-pytestmark = pytest.mark.processes
-
 C, D = 400, 3
 LABELS = torch.tensor([7, 3, 7, 399])
 
@@ -143,7 +141,7 @@ def test_two_processes_are_one(settings: dict[str, Any], photos: Path, tmp_path:
     close(tmp_path / "two", run(photos, tmp_path / "one", **STILL | settings).folder)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.usefixtures("only_training")
 def test_torchrun_starts_a_lost_worker_again_and_the_run_goes_on(photos: Path, tmp_path: Path) -> None:
     """One of two workers is killed in the second epoch; the result is that of an undisturbed run."""

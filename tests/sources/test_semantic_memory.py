@@ -23,8 +23,6 @@ from training.test_parallel import STILL, Pair, close
 from training_runs import Snapshot, command, run, same_run, state
 from vptsp_steps import C, D, batch, build, give
 
-pytestmark = pytest.mark.processes
-
 # The order
 
 

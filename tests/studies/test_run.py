@@ -28,7 +28,7 @@ from proxymetric.system.files import read_json
 from proxymetric.system.watcher import Silent
 from terminal import proxymetric, refused
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.xdist_group("a study")]
+pytestmark = pytest.mark.slow
 
 GLYPHS = Path(__file__).resolve().parent.parent.parent / "studies" / "glyphs.toml"
 RUNS = [task.name for task in load_study(GLYPHS).tasks()]
@@ -210,6 +210,7 @@ def test_archives_are_collected_into_one_small_file(finished, tmp_path):
     assert file.read_text() == before
 
 
+@pytest.mark.slow(cases=4)
 @pytest.mark.parametrize("place", [100, 5000, 20000, -5])
 def test_a_damaged_archive_is_refused_as_a_whole(finished, tmp_path, place):
     content = bytearray((finished.parent / "glyphs.tar.gz").read_bytes())
@@ -284,6 +285,7 @@ def test_a_damaged_result_is_named(finished, tmp_path):
         assert file.read_text() == content, "a run in a line that cannot be read is not lost"
 
 
+@pytest.mark.slow(cases=4)
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -306,6 +308,7 @@ def test_what_no_run_could_do_is_said_before_the_first_one(old, new, said, tmp_p
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.release
 def test_a_changed_recipe_is_refused_and_can_be_redone(finished, tmp_path):
     out = shutil.copytree(finished, tmp_path / "out")
     changed = tmp_path / "glyphs.toml"
@@ -343,6 +346,7 @@ def long_study(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.release
 def test_failures_kills_and_stops(tmp_path):
     """One study goes through a run that fails, a worker that is killed, Ctrl-C, and a time limit."""
     file, out = long_study(tmp_path), tmp_path / "out"
@@ -387,6 +391,7 @@ def test_failures_kills_and_stops(tmp_path):
         assert "long/results/short-g-held-out-seed0.json" in archive.getnames()
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("cache", ["none", "memory"])
 def test_files_are_read_by_processes_of_a_worker(cache, photos, tmp_path):
     """Two runs, one after the other, in one worker that forks processes to read images."""
@@ -402,6 +407,7 @@ def test_files_are_read_by_processes_of_a_worker(cache, photos, tmp_path):
     assert text.count("finished  a-photos-small-held-out-seed") == 2
 
 
+@pytest.mark.release
 def test_a_study_of_the_choice_of_a_method(tmp_path):
     """`method = "auto"` from the first run to the tables: what was chosen, and its regret."""
     torch.manual_seed(3)
@@ -529,6 +535,7 @@ def test_a_dry_run_says_what_is_not_there_yet(tmp_path):
     assert "not there yet: data.g.path: got '" in answer.out
 
 
+@pytest.mark.slow(cases=6)
 @pytest.mark.parametrize("action", ["--collect", "--tables"])
 @pytest.mark.parametrize(("flag", "value"), [("--only", "proxy-anchor"), ("--seeds", "0"), ("--data", "glyphs")])
 def test_collect_and_tables_take_all_results(action, flag, value, finished, tmp_path):

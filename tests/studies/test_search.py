@@ -24,8 +24,6 @@ from proxymetric.system.files import read_json
 from studies.test_run import Running, study
 from terminal import proxymetric, refused
 
-pytestmark = pytest.mark.xdist_group("a search")  # one worker makes what the tests share
-
 TAU = {"loss.tau": {"log": [1e-5, 1e-1]}}
 MARGIN = {"loss.margin": {"linear": [0, 0.5]}}
 
@@ -331,8 +329,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str, 
     return out, first, second, plans
 
 
-@pytest.mark.slow
-@pytest.mark.processes
+@pytest.mark.release
 def test_a_killed_search_goes_on_with_the_same_draws(searched):
     out, first, second, plans = searched
     assert set(plans) == {f"anchor-g-small-search-draw0{number}" for number in range(3)}
@@ -349,8 +346,7 @@ def test_a_killed_search_goes_on_with_the_same_draws(searched):
     assert again.out.splitlines()[-1] == "all runs are done"
 
 
-@pytest.mark.slow
-@pytest.mark.processes
+@pytest.mark.release
 def test_draws_see_no_image_of_the_test_half(searched):
     out, *_ = searched
     for file in (out / "runs").glob("*-draw*/result.json"):
@@ -362,8 +358,7 @@ def test_draws_see_no_image_of_the_test_half(searched):
     assert "test" in read_json(out / "runs" / WINNER / "result.json")["data"]
 
 
-@pytest.mark.slow
-@pytest.mark.processes
+@pytest.mark.release
 def test_the_best_draw_trains_and_a_draw_that_fails_has_no_score(searched, tmp_path):
     out, _, second, _ = searched
     results = tmp_path / "results"
@@ -404,8 +399,7 @@ def test_the_best_draw_trains_and_a_draw_that_fails_has_no_score(searched, tmp_p
     assert read_draws(results / "draws.jsonl") == draws
 
 
-@pytest.mark.slow
-@pytest.mark.processes
+@pytest.mark.release
 def test_a_study_goes_on_elsewhere_from_collected_draws(searched, tmp_path):
     out, *_ = searched
     file, results = out.parent / "mine.toml", tmp_path / "results"
@@ -425,8 +419,7 @@ def test_a_study_goes_on_elsewhere_from_collected_draws(searched, tmp_path):
     assert read_draws(other / "draws.jsonl") == of_all
 
 
-@pytest.mark.slow
-@pytest.mark.processes
+@pytest.mark.release
 def test_changed_ranges_with_stored_draws_are_refused(searched, tmp_path):
     out, *_ = searched
     file, results = out.parent / "mine.toml", tmp_path / "results"

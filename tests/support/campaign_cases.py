@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-SHARE = float(os.environ.get("PROXYMETRIC_CAMPAIGN", "0.1"))
-"""part of the cases that are run; 1 for the whole campaign"""
+from sampled import SHARE
+
 SEED = 20261116
 Case = TypeVar("Case")
 

@@ -22,6 +22,11 @@ def seed() -> str:
 
 def some(cases: Sequence[Case], share: float = SHARE) -> list[Case]:
     """The cases that are run, in their order: a part of at least one."""
-    count = min(len(cases), max(1, round(max(share, SHARE) * len(cases))))
-    chosen = set(random.Random(seed()).sample(range(len(cases)), count))
+    return drawn(cases, max(1, round(max(share, SHARE) * len(cases))))
+
+
+def drawn(cases: Sequence[Case], count: int, name: str = "") -> list[Case]:
+    """That many cases, in their order, drawn for this name; all cases if all are run."""
+    count = len(cases) if SHARE == 1 else min(len(cases), count)
+    chosen = set(random.Random(seed() + name).sample(range(len(cases)), count))
     return [case for number, case in enumerate(cases) if number in chosen]

@@ -20,7 +20,7 @@ from proxymetric.training.log import Log
 from terminal import proxymetric
 from training_runs import command, until
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def started(words: list[str], before: Callable[[], None] | None = None) -> subprocess.Popen[str]:
@@ -72,6 +72,7 @@ def test_a_killed_worker(photos, tmp_path):
     assert read_json(out / "result.json")["rows"]
 
 
+@pytest.mark.release
 def test_few_file_descriptors(photos, tmp_path):
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
@@ -95,6 +96,7 @@ def can_mount() -> bool:
         return False
 
 
+@pytest.mark.release
 @pytest.mark.skipif(not can_mount(), reason="a separate /dev/shm needs the rights of root and `unshare`")
 def test_little_shared_memory(photos, tmp_path):
     words = command(photos, tmp_path / "run", data__workers=2, view__size=128, view__resize=128, train__batch=16)
@@ -107,6 +109,7 @@ def test_little_shared_memory(photos, tmp_path):
     one_sentence(error, "shared memory (/dev/shm)", "data.workers=0", "--resume")
 
 
+@pytest.mark.release
 @pytest.mark.skipif(not can_mount(), reason="a separate /dev/shm needs the rights of root and `unshare`")
 def test_no_shared_memory_for_a_semaphore(photos, tmp_path):
     """This error has the number of a full disk, and names no file either."""
@@ -162,6 +165,7 @@ def test_little_memory_of_the_gpu():
     assert "--batch" in str(sentence(caught.value, "train"))
 
 
+@pytest.mark.release
 def test_little_memory(photos, tmp_path):
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30, 3 * 2**30))

@@ -68,7 +68,6 @@ def has_lock(process: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.processes
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
 def test_the_lock_of_a_killed_process_is_free_at_once_though_its_workers_live(photos, tmp_path):
     out = tmp_path / "run"

@@ -27,7 +27,7 @@ from proxymetric.training.sharded_state import ShardedState
 from training.test_parallel import STILL, Pair, close
 from training_runs import command, kill_in_epoch, run, same_run, state
 
-pytestmark = [pytest.mark.usefixtures("only_training"), pytest.mark.slow, pytest.mark.processes]
+pytestmark = [pytest.mark.usefixtures("only_training"), pytest.mark.slow]
 FSDP = STILL | {"train__parallel": "fsdp"}
 VIT: dict[str, Any] = {
     "encoder__backbone": "test_vit", "encoder__pretrained": False, "encoder__freeze_bn": False, "view__size": 32,
@@ -53,6 +53,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow(cases=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_equal_one(kind: str, photos: Path, tmp_path: Path) -> None:
     settings = FSDP | KINDS[kind]
@@ -67,6 +68,7 @@ def test_two_processes_equal_one(kind: str, photos: Path, tmp_path: Path) -> Non
         close(tmp_path / "two" / "refit", one.folder / "refit")
 
 
+@pytest.mark.release
 def test_statistics_of_batches_are_those_of_plain_data_parallelism(photos: Path, tmp_path: Path) -> None:
     settings = FSDP | {"encoder__freeze_bn": False, "train__evaluate_steps": 3}
     for kind in ("fsdp", "ddp"):
@@ -74,6 +76,7 @@ def test_statistics_of_batches_are_those_of_plain_data_parallelism(photos: Path,
     close(tmp_path / "fsdp", tmp_path / "ddp")
 
 
+@pytest.mark.release
 def test_images_that_one_of_them_cannot_read(photos: Path, tmp_path: Path) -> None:
     broken = shutil.copytree(photos, tmp_path / "photos")
     for c in range(10):
@@ -110,6 +113,7 @@ def test_it_goes_on_as_something_else(way: str, photos: Path, tmp_path: Path) ->
     close(tmp_path / "changed", straight.folder)
 
 
+@pytest.mark.release
 def test_asked_to_stop_it_goes_on_bit_for_bit(photos: Path, tmp_path: Path) -> None:
     out, settings = tmp_path / "two", FSDP | {"train__save_every": 1}
     kill_in_epoch(lambda: Pair(command(photos, out, **settings), tmp_path), out, signal.SIGINT, epoch=0).finish(130)
@@ -130,6 +134,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
+@pytest.mark.slow(cases=7)
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_does_not_go_together_is_refused(kind: str) -> None:
     options, method, sentence = REFUSED[kind]
@@ -140,6 +145,7 @@ def test_what_does_not_go_together_is_refused(kind: str) -> None:
     check(TrainOptions(**{"warmup": 0, **options}), needs(method, {}), ProcessGroup(0, 2), torch.device("cpu"))
 
 
+@pytest.mark.release
 def test_refusals_reach_people(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"train\.parallel: got 'zero', expected one of ddp, fsdp"):
         TrainOptions(parallel="zero")
@@ -231,6 +237,7 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str,
     return [json.loads((folder / str(rank)).read_text()) for rank in (0, 1)]
 
 
+@pytest.mark.slow(cases=5)
 @pytest.mark.parametrize("name", BACKBONES)
 def test_each_process_holds_half(name: str, halves: list[dict[str, dict[str, Any]]]) -> None:
     first, second = (half[name] for half in halves)
@@ -289,6 +296,7 @@ def one_of_three(rank: int, folder: str) -> None:
     Path(folder, str(rank)).touch()
 
 
+@pytest.mark.release
 def test_three_put_their_parts_together_for_the_first(tmp_path: Path) -> None:
     together(3, one_of_three, str(tmp_path))
     assert len(list(tmp_path.iterdir())) == 3

@@ -15,7 +15,7 @@ import pytest
 from no_forms import no_forms
 from training_runs import Process, command, kill_in_epoch, records, run, same_run, state, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes]
+pytestmark = pytest.mark.slow
 
 OFTEN = {"train__save_every": 1}
 KINDS = {

@@ -22,7 +22,7 @@ from proxymetric.system.files import read_json
 from proxymetric.training.process_group import ProcessGroup
 from training_runs import Process, command, forks, kill_in_epoch, records, run, same_run, state
 
-pytestmark = [pytest.mark.usefixtures("only_training"), pytest.mark.processes]
+pytestmark = pytest.mark.usefixtures("only_training")
 STILL = {"encoder__freeze_bn": True, "train__epochs": 1, "train__warmup": 0, "train__lr": 1e-4}
 """frozen BatchNorm, because two half batches and a whole one differ; a rate at which rounding does not grow"""
 
