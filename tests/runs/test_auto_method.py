@@ -240,3 +240,28 @@ def test_the_time_of_the_run_limits_the_trials_and_an_interrupted_choice_goes_on
     assert trained.startswith("proxy-anchor, multi-similarity, multi-similarity from whitening, ")
     assert trained.endswith("norm-softmax (no time)")
     assert folds == "2 of 5 folds (no time)"
+
+
+@pytest.mark.usefixtures("enough_time")
+def test_a_frozen_run_that_names_no_method_chooses(photos: Path, tmp_path: Path, weights: dict[str, Any]) -> None:
+    done = run(photos, tmp_path / "run", train__keep="simplest", **weights)
+    assert done.result.auto is not None
+    assert done.result.auto["trials"]
+    again = run(photos, tmp_path / "run", resume=True, train__keep="simplest", **weights)
+    assert again.result.auto == done.result.auto
+
+
+@pytest.mark.parametrize(
+    ("raw", "chooses"),
+    [
+        ({"train": {"frozen": True}}, True),
+        ({"train": {"frozen": True}, "method": "proxy-anchor"}, False),
+        ({"train": {"frozen": True}, "protocol": "papers"}, False),
+        ({"train": {"frozen": True, "start": "whitening"}}, False),
+        ({"train": {"frozen": True, "keep": "trained"}}, False),
+        ({"train": {"frozen": True}, "encoder": {"pretrained": False}}, False),
+        ({"encoder": {"backbone": "resnet18"}}, False),
+    ],
+)
+def test_which_runs_choose_by_default(raw: dict[str, Any], chooses: bool) -> None:
+    assert auto_method.chooses_by_default(raw) == chooses

@@ -19,13 +19,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from proxymetric.data import ImageSet
 from proxymetric.encoders import Encoder
 from proxymetric.runs.assemble import RunContext, embed_features, make_encoder
+from proxymetric.runs.defaults import is_pretrained
 from proxymetric.runs.recipe import Recipe
+from proxymetric.runs.simplest import standard_error
 from proxymetric.runs.time_on_cpu import TRAINING_COST, pass_seconds
 from proxymetric.runs.trials import (
     EPOCHS,
@@ -203,23 +206,26 @@ def without_auto(raw: dict[str, Any]) -> dict[str, Any]:
     return raw | {"method": DEFAULT_METHOD}
 
 
-def standard_error(differences: Tensor, groups: Tensor) -> float:
-    """The standard error of the mean of differences (Q,) over queries, when the classes `groups` (Q,) are drawn.
+def chooses_by_default(raw: Mapping[str, Any]) -> bool:
+    """Whether a run that names no method chooses one: its backbone is pre-trained and frozen.
 
-    ``sqrt(C / (C - 1) sum_c (sum_i[y_i = c] (d_i - d))^2) / Q``, of a ratio: classes differ in their queries.
+    There no method is best for all images, and closed forms are often above trained heads (docs: frozen backbone).
+    A run with a setting that only a trained head has trains Proxy-Anchor.
+
+    Args:
+        raw: the unchecked tables of its recipe.
 
     Example:
-        >>> standard_error(torch.tensor([0.0, 0.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1]))
-        0.5
-        >>> standard_error(torch.tensor([0.0, 1.0, 0.0, 1.0]), torch.tensor([0, 0, 1, 1]))
-        0.0
+        >>> chooses_by_default({"train": {"frozen": True}}), chooses_by_default({"train": {"frozen": False}})
+        (True, False)
+        >>> chooses_by_default({"train": {"frozen": True}, "loss": {"margin": 0.2}})
+        False
     """
-    numbers = groups.unique(return_inverse=True)[1].cpu()
-    differences = differences.double().cpu()
-    sums = torch.zeros(int(numbers.max()) + 1, dtype=torch.float64)
-    sums.index_add_(0, numbers, differences - differences.mean())
-    classes = len(sums)
-    return float((sums.square().sum() * classes / max(1, classes - 1)).sqrt() / len(differences))
+    train = raw.get("train", {})
+    of_heads = raw.get("loss") or train.get("whiten") or train.get("start", "none") not in (None, "none")
+    keeps_trained = train.get("keep", "simplest") != "simplest" or raw.get("protocol", "held-out") != "held-out"
+    is_frozen = train.get("frozen") is True and is_pretrained(raw.get("encoder", {}))
+    return "method" not in raw and is_frozen and not of_heads and not keeps_trained
 
 
 def decide(trials: Sequence[Trial], frozen: bool) -> tuple[Trial, str]:
@@ -284,7 +290,7 @@ def choose_method(
         ValueError: a feature is not finite.
     """
     recipe = context.recipe
-    if not recipe.encoder["weights"] and not _is_pretrained(recipe):
+    if not is_pretrained(recipe.encoder):
         reason = "no trials: the backbone has no pre-trained weights, and its features say little"
         return Choice(DEFAULT_METHOD, None, reason)
     parts = [training] if held_out is None else [training, held_out]
@@ -436,7 +442,8 @@ class _Trials:
 
     def _compared(self, tried: list[Candidate], groups: Tensor) -> list[Trial]:
         """The candidates that were scored on the same folds, the simplest first."""
-        values = {candidate: torch.cat(self.values[candidate]).double() for candidate in tried}
+        values = {candidate: torch.cat(self.values[candidate]).double().cpu() for candidate in tried}
+        numbers, counts = (each.cpu().numpy() for each in groups.unique(return_inverse=True, return_counts=True)[1:])
         best = max(values.values(), key=lambda of_queries: float(of_queries.mean()))
         return [
             Trial(
@@ -444,7 +451,7 @@ class _Trials:
                 candidate.start,
                 float(of_queries.mean()),
                 float((best - of_queries).mean()),
-                standard_error(best - of_queries, groups),
+                standard_error(np.bincount(numbers, (best - of_queries).numpy()), counts),
                 round(self.seconds[candidate], 2),
             )
             for candidate, of_queries in values.items()
@@ -501,7 +508,3 @@ def _too_few(recipe: Recipe, count: int) -> Choice:
     if recipe.train.frozen and _allowed(recipe, [FEW_CLASSES], 0)[0]:
         return Choice(*FEW_CLASSES, reason)
     return Choice(DEFAULT_METHOD, None, reason)
-
-
-def _is_pretrained(recipe: Recipe) -> bool:
-    return bool(recipe.encoder["pretrained"]) and recipe.encoder["backbone"] != "small"

@@ -113,13 +113,26 @@ def held_out_scores(metric: str, candidates: Mapping[str, EmbeddedSet]) -> HeldO
     return HeldOutScores(metric, queries, {name: values for name, (_, values) in sums.items()})
 
 
+def standard_error(sums: np.ndarray, counts: np.ndarray) -> float:
+    """The standard error of a mean over queries when classes are drawn: images of one class depend on each other.
+
+    ``d = sum_c d_c / N,  SE(d)^2 = C / (C - 1) * sum_c (d_c - n_c d)^2 / N^2``
+
+    Args:
+        sums: (C,) d_c, the sum over the queries of each class.
+        counts: (C,) n_c, the number of its queries; their sum is N.
+
+    Example:
+        >>> standard_error(np.array([0.0, 2.0]), np.array([2, 2])), standard_error(np.ones(2), np.array([2, 2]))
+        (0.5, 0.0)
+    """
+    total, classes = counts.sum(), len(counts)
+    squares = ((sums - counts * sums.sum() / total) ** 2).sum() * classes / max(1, classes - 1)
+    return math.sqrt(squares) / float(total)
+
+
 def simplest(scores: HeldOutScores) -> Kept | None:
     """The simplest candidate within one standard error of the best; None with fewer than `MIN_CLASSES` classes.
-
-    ``d_c = sum over queries of class c of (best - candidate),  d = sum_c d_c / N,
-    SE(d)^2 = C / (C - 1) * sum_c (d_c - n_c d)^2 / N^2``
-
-    The classes are what is drawn: images of one class depend on each other.
 
     Example:
         >>> easy = HeldOutScores("R@1", [10] * 4, {"untrained": [9.0, 9, 8, 8], "trained": [9.0, 10, 8, 8]})
@@ -140,9 +153,7 @@ def simplest(scores: HeldOutScores) -> Kept | None:
     behind, errors = {}, {}
     for name, values in sums.items():
         differences = sums[best] - values
-        mean = differences.sum() / total
-        squares = ((differences - counts * mean) ** 2).sum() * len(counts) / (len(counts) - 1)
-        behind[name], errors[name] = float(mean), math.sqrt(squares) / float(total)
+        behind[name], errors[name] = float(differences.sum() / total), standard_error(differences, counts)
     name = next(name for name in ORDER if name in sums and behind[name] <= errors[name])
     return Kept(name, scores.metric, len(counts), means, behind, errors)
 

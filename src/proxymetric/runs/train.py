@@ -16,7 +16,7 @@ from proxymetric.runs import folder as folders
 from proxymetric.runs import recipe as recipes
 from proxymetric.runs import same_everywhere
 from proxymetric.runs.assemble import train_view
-from proxymetric.runs.auto_method import AUTO, without_auto
+from proxymetric.runs.auto_method import AUTO, chooses_by_default, without_auto
 from proxymetric.runs.defaults import earlier_schedule
 from proxymetric.runs.flags import FLAGS
 from proxymetric.runs.session import Run, RunSession
@@ -152,6 +152,8 @@ def _train(
     watcher: Watcher | None,
 ) -> Run:
     """Train from unchecked tables."""
+    if chooses_by_default(raw):
+        raw = raw | {"method": AUTO}
     folder = folders.default_folder(raw) if out is None else Path(out)
     if resume and out is not None:
         folders.check_spelling(folder)
