@@ -162,8 +162,8 @@ def describe_choice(choice: Mapping[str, Any]) -> str:
         >>> describe_choice(Choice("whitening", None, "the best", trials, folds=3, classes=12).as_dict())
         'whitening: the best. MAP@R on 3 folds of the known classes (12 scored): whitening 52.3, untrained 50.0'
     """
-    said = f"{Candidate(choice['method'], choice.get('start'))}: {choice['reason']}"
-    return f"{said}. {trials}" if (trials := describe_trials(choice)) else said
+    sentence = f"{Candidate(choice['method'], choice.get('start'))}: {choice['reason']}"
+    return f"{sentence}. {trials}" if (trials := describe_trials(choice)) else sentence
 
 
 def describe_trials(choice: Mapping[str, Any]) -> str:
