@@ -275,7 +275,9 @@ def test_a_classification_split_scores_known_classes_and_says_so(tmp_path):
     answer = train(data, tmp_path / "run", "--refit")
     assert answer.code == 0, answer
     assert "12 of the 12 test classes are training classes too" in answer.err
-    assert "on images not trained on (12 of their 12 classes are training classes), %" in " ".join(answer.out.split())
+    assert "on 24 images not trained on (12 of their 12 classes are training classes), %" in " ".join(
+        answer.out.split()
+    )
     result = read_json(tmp_path / "run" / "result.json")
     assert result["data"]["test"].items() >= {"images": 24, "classes": 12, "training_classes": 12}.items()
     answer = proxymetric("evaluate", tmp_path / "run", "--no-report")

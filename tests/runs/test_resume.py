@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from no_forms import no_forms
 from proxymetric.core.pieces import Compare, Context, Energy, Objective, References
 from proxymetric.papers import CATALOGUE
 from proxymetric.papers.about import about
@@ -112,7 +113,7 @@ def stopped(few: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was stopped after four of six steps were saved."""
     out = tmp_path_factory.mktemp("stopped") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("proxymetric.runs.session.closed_form_rows", lambda *args, **kwargs: {})
+        patch.setattr("proxymetric.runs.session.closed_form_rows", no_forms)
         with pytest.raises(Stop):
             run(few, out, watcher=StopAfter(5), train__save_every=2, **SHORT)
     return out

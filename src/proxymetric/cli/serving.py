@@ -22,7 +22,7 @@ TOKEN_VARIABLE = "PROXYMETRIC_TOKEN"
 
 
 @app.command(
-    short_help="Serve an index, or a folder of images: a web page and an HTTP interface for searches.",
+    short_help="Serve an index or a folder of images as a search page.",
     epilog=example(
         "proxymetric serve IMAGES",
         "proxymetric serve birds.index",
