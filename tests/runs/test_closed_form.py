@@ -209,7 +209,7 @@ def test_the_page_of_a_method_in_closed_form(letters, tmp_path):
     assert "whitening: shrinkage" in page
     assert "lda" in page
     assert "epoch 0 was chosen" not in page
-    assert "13 held-out classes (104 images), not fitted on, but they chose the shrinkage" in page
+    assert re.search(r"\d+ held-out classes \(\d+ images\), not fitted on, but they chose the shrinkage", page)
     before = page.count("<svg")
     remake_report(done.folder)
     assert (done.folder / "report.html").read_text().count("<svg") == before
