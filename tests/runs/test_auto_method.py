@@ -149,8 +149,10 @@ def test_features_that_are_not_finite_are_refused(
 
 def test_the_simplest_within_one_standard_error_is_taken() -> None:
     plain = Trial("untrained", None, 0.50, 0.05, 0.02, 1.0)
-    near, best = Trial("whitening", None, 0.54, 0.01, 0.02, 1.0), Trial("lda", None, 0.55, 0.0, 0.0, 1.0)
+    near, best = Trial("whitening", None, 0.54, 0.01, 0.02, 1.0), Trial("vcpa", None, 0.55, 0.0, 0.0, 1.0)
     assert decide([plain, near, best], frozen=True)[0] is near
+    lda = Trial("lda", None, 0.545, 0.005, 0.001, 1.0)
+    assert decide([plain, near, lda, best], frozen=True)[0] is lda, "of two closed forms the better one"
     assert decide([plain._replace(error=0.06), near, best], frozen=True)[0].method == "untrained"
     assert decide([plain, near._replace(error=0.005), best], frozen=True)[0] is best
     assert decide([best], frozen=True)[1] == "the only candidate that was tried"

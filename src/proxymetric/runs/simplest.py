@@ -21,8 +21,9 @@ from proxymetric.system.watcher import Silent, Watcher
 
 TRAINED = "trained"
 """the candidate of the chosen epoch"""
-ORDER = ("untrained", "whitening", "lda", TRAINED)
-"""the candidates, the simplest first"""
+LEVELS = (("untrained",), ("whitening", "lda"), (TRAINED,))
+"""the candidates, the simplest first; the two closed forms are equally simple"""
+ORDER = tuple(name for level in LEVELS for name in level)
 METRIC = "MAP@R"
 """decides where `train.monitor` is no mean over queries"""
 MIN_CLASSES = 3
@@ -134,6 +135,8 @@ def standard_error(sums: np.ndarray, counts: np.ndarray) -> float:
 def simplest(scores: HeldOutScores) -> Kept | None:
     """The simplest candidate within one standard error of the best; None with fewer than `MIN_CLASSES` classes.
 
+    Of equally simple candidates it is the better one.
+
     Example:
         >>> easy = HeldOutScores("R@1", [10] * 4, {"untrained": [9.0, 9, 8, 8], "trained": [9.0, 10, 8, 8]})
         >>> print(simplest(easy))
@@ -154,7 +157,8 @@ def simplest(scores: HeldOutScores) -> Kept | None:
     for name, values in sums.items():
         differences = sums[best] - values
         behind[name], errors[name] = float(differences.sum() / total), standard_error(differences, counts)
-    name = next(name for name in ORDER if name in sums and behind[name] <= errors[name])
+    level = next(level for level in LEVELS if any(behind[name] <= errors[name] for name in level if name in sums))
+    name = max((name for name in level if name in sums), key=means.__getitem__)
     return Kept(name, scores.metric, len(counts), means, behind, errors)
 
 
