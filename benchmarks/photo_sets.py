@@ -85,10 +85,11 @@ def photographs(origin: Origin, names: list[str]) -> dict[str, list[str]]:
     for name in sorted(names):
         if match := re.fullmatch(origin.photographs, name):
             by_class.setdefault(match["label"], []).append(name)
-    return {
-        label: [files[row] for row in np.linspace(0, len(files) - 1, min(origin.per_class, len(files))).round().astype(int)]
-        for label, files in sorted(by_class.items())
-    }  # fmt: skip
+    taken = {}
+    for label, files in sorted(by_class.items()):
+        places = np.linspace(0, len(files) - 1, min(origin.per_class, len(files))).round().astype(int)
+        taken[label] = [files[place] for place in places]
+    return taken
 
 
 def lay_out(origin: Origin, clone: Path, folder: Path) -> dict[str, int]:

@@ -59,18 +59,21 @@ Scores = dict[str, Tensor]
 
 
 class Backbone(NamedTuple):
-    """A pre-trained backbone and the file of its weights."""
+    """A pre-trained backbone and the file of its weights; None: those of the hub.
+
+    Example:
+        >>> Backbone.of("resnet50=weights.safetensors").name, Backbone.of("resnet50").weights
+        ('resnet50', None)
+    """
 
     name: str
-    weights: Path
+    weights: Path | None
 
     @classmethod
     def of(cls, text: str) -> Backbone:
-        """Read NAME=FILE."""
+        """Read NAME or NAME=FILE."""
         name, _, file = text.partition("=")
-        if not file:
-            raise argparse.ArgumentTypeError(f"got {text!r}, expected NAME=FILE")
-        return cls(name, Path(file))
+        return cls(name, Path(file) if file else None)
 
 
 class Task(NamedTuple):
@@ -83,9 +86,8 @@ class Task(NamedTuple):
 
 def features_of(images: ImageSet, backbone: Backbone) -> EmbeddedSet:
     """The features that `train --frozen` computes, from the feature cache."""
-    recipe = recipes.check(
-        {"encoder": {"backbone": backbone.name, "weights": str(backbone.weights)}, "train": {"frozen": True}}
-    )
+    weights = {} if backbone.weights is None else {"weights": str(backbone.weights)}
+    recipe = recipes.check({"encoder": {"backbone": backbone.name} | weights, "train": {"frozen": True}})
     found = cached_features(make_encoder(recipe), images, EvalView(**eval_view(recipe)))
     return EmbeddedSet(images, found.vectors, found.kept)
 
@@ -133,19 +135,38 @@ def pca_whitening(known: EmbeddedSet, seed: int) -> Encode:
     return lambda features: head((unit(features.float()).double() - mean).float())
 
 
-def computed(name: str, known: EmbeddedSet, seed: int) -> Encode:
-    """A closed form as the library chooses and fits it, on folds of the known classes."""
-    features, form = unit(known.vectors.float()), closed_form(name)
+def head_of(
+    name: str, known: EmbeddedSet, held_out: EmbeddedSet | None, seed: int, starts: bool = False,
+    fit: choices.Fit | None = None,
+) -> tuple[choices.Fit, LinearHead]:  # fmt: skip
+    """A closed form as the library chooses and fits it.
+
+    Args:
+        name: "whitening" or "lda".
+        known: the features that it is fitted on.
+        held_out: features of the classes that choose, if there are enough; None: folds of the known classes choose.
+        seed: of the folds.
+        starts: the head is the start of a training.
+        fit: what was chosen earlier; None: it is chosen now.
+    """
+    form = closed_form(name)
     assert form is not None
+    features = unit(known.vectors.float()).double()
     # All directions that it can choose lie in the span of the features; in a basis of it, few images cost little.
-    basis = torch.linalg.qr(features.double().T)[0] if len(features) < features.shape[1] else None
-    rotated = features if basis is None else (features.double() @ basis).float()
-    embedded = known._replace(vectors=rotated)
-    limits = choices.Limits(None, min(choices.MAX_PRINCIPAL, rotated.shape[1]))
-    fit = choices.choose(name, form, choices.make_folds(embedded, None, seed), limits)
-    head = choices.fitted(fit, form, choices.scatter_of([embedded]))[1]
-    if basis is not None:
-        head = LinearHead(head.weight @ basis.T, head.bias)
+    basis = torch.linalg.qr(features.T)[0] if len(features) < features.shape[1] else torch.eye(features.shape[1])
+    known = known._replace(vectors=(features @ basis.double()).float())
+    if held_out is not None:
+        held_out = held_out._replace(vectors=(unit(held_out.vectors.double()) @ basis.double()).float())
+    if fit is None:
+        limits = choices.Limits(None, min(choices.MAX_PRINCIPAL, basis.shape[1]), starts)
+        fit = choices.choose(name, form, choices.make_folds(known, held_out, seed), limits)
+    fit, head = choices.fitted(fit, form, choices.scatter_of([known]))
+    return fit, LinearHead(head.weight @ basis.double().T, head.bias)
+
+
+def computed(name: str, known: EmbeddedSet, seed: int) -> Encode:
+    """A closed form, chosen on folds of the known classes."""
+    head = head_of(name, known, None, seed)[1]
     return lambda features: head(unit(features.float()))
 
 
@@ -254,18 +275,18 @@ def summary(splits: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What a record says about a set with a backbone: the means of the splits, what was chosen, and differences."""
     names = list(splits[0]["rows"])
 
+    simple = splits[0]["held-out"]
+
     def mean(values: Sequence[float]) -> float:
         return round(100 * float(np.mean(values)), 2)
 
-    found: dict[str, Any] = {
-        "rows": {
-            name: {metric: mean([split["rows"][name][metric].mean() for split in splits]) for metric in METRICS}
-            | ({"held-out": mean([split["held-out"][name] for split in splits])} if name in splits[0]["held-out"] else {})
-            for name in names
-        },
-        "chosen": [best(split["held-out"]) for split in splits],
-    }  # fmt: skip
-    for name in (name for name in names if name not in splits[0]["held-out"]):
+    rows = {}
+    for name in names:
+        rows[name] = {metric: mean([split["rows"][name][metric].mean() for split in splits]) for metric in METRICS}
+        if name in simple:
+            rows[name]["held-out"] = mean([split["held-out"][name] for split in splits])
+    found: dict[str, Any] = {"rows": rows, "chosen": [best(split["held-out"]) for split in splits]}
+    for name in (name for name in names if name not in simple):
         found[f"{name}, less the chosen row"] = {
             metric: estimate(*difference(splits, name, None, metric)) for metric in METRICS
         }
@@ -275,9 +296,7 @@ def summary(splits: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def pooled(cells: dict[tuple[str, str], list[dict[str, Any]]], row: str, metric: str) -> dict[str, Any]:
     """The difference between a row and the chosen one over several sets and backbones; a class counts once."""
     names = sorted({name for name, _ in cells})
-    parts = [
-        difference(splits, row, None, metric, 10_000 * names.index(name)) for (name, _), splits in cells.items()
-    ]
+    parts = [difference(splits, row, None, metric, 10_000 * names.index(name)) for (name, _), splits in cells.items()]
     values, classes = zip(*parts, strict=True)
     return estimate(torch.cat(values), torch.cat(classes))
 
@@ -295,9 +314,7 @@ def verdict(cells: dict[tuple[str, str], list[dict[str, Any]]]) -> dict[str, Any
     return found
 
 
-def split_of(
-    folder: Path, backbone: Backbone, seed: int, methods: dict[str, str | None], work: Path
-) -> dict[str, Any]:
+def split_of(folder: Path, backbone: Backbone, seed: int, methods: dict[str, str | None], work: Path) -> dict[str, Any]:
     """One split of a set with a backbone, measured now or by an earlier process."""
     file = work / f"{folder.name} {backbone.name} {seed}.pt"
     if file.is_file():
@@ -315,7 +332,7 @@ def main() -> None:
     """Measure all sets with all backbones, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", type=Path, nargs="+", help="folders of class folders")
-    parser.add_argument("--backbone", type=Backbone.of, action="append", required=True, metavar="NAME=FILE")
+    parser.add_argument("--backbone", type=Backbone.of, action="append", required=True, metavar="NAME[=FILE]")
     parser.add_argument("--work", type=Path, required=True, help="folder for finished splits")
     parser.add_argument("--splits", type=int, default=SPLITS)
     parser.add_argument("--without-auto", action="store_true", help="leave the row of --method auto out")
@@ -342,7 +359,8 @@ def main() -> None:
         for name, part in parts.items():
             for metric, found in part.items():
                 low, high = found["interval"]
-                print(f"{row} less the chosen row, {name:10} {metric:5} {found['value']:+.1f} ({low:.1f} to {high:.1f})")
+                span = f"{found['value']:+.1f} ({low:.1f} to {high:.1f})"
+                print(f"{row} less the chosen row, {name:10} {metric:5} {span}")
 
 
 if __name__ == "__main__":
