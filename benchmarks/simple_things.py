@@ -302,15 +302,21 @@ def pooled(cells: dict[tuple[str, str], list[dict[str, Any]]], row: str, metric:
 
 
 def verdict(cells: dict[tuple[str, str], list[dict[str, Any]]]) -> dict[str, Any]:
-    """Of each trained row: its difference to the chosen row in each set and over all of them."""
-    first = next(iter(cells.values()))[0]
+    """Of each trained row: its difference to the chosen row in each set and over all of them.
+
+    A row that was not measured with every backbone is compared where it was.
+    """
     found: dict[str, Any] = {}
-    for row in (name for name in first["rows"] if name not in first["held-out"]):
+    trained_rows = [
+        name for splits in cells.values() for name in splits[0]["rows"] if name not in splits[0]["held-out"]
+    ]
+    for row in dict.fromkeys(trained_rows):
+        has_row = {key: splits for key, splits in cells.items() if row in splits[0]["rows"]}
         found[row] = {}
-        for name in dict.fromkeys(name for name, _ in cells):
-            part = {key: splits for key, splits in cells.items() if key[0] == name}
+        for name in dict.fromkeys(name for name, _ in has_row):
+            part = {key: splits for key, splits in has_row.items() if key[0] == name}
             found[row][name] = {metric: pooled(part, row, metric) for metric in METRICS}
-        found[row]["all sets"] = {metric: pooled(cells, row, metric) for metric in METRICS}
+        found[row]["all sets"] = {metric: pooled(has_row, row, metric) for metric in METRICS}
     return found
 
 

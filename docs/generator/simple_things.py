@@ -1,0 +1,75 @@
+"""Tables of `train --frozen` beside simple things, and of the settings that it could have by default."""
+
+from __future__ import annotations
+
+from generator.scores import BENCHMARKS, paragraph, read, table
+
+ROWS_FILE, SETTINGS_FILE = "simple-things", "frozen-defaults"
+
+
+def simple_things_table() -> str:
+    """The recorded run of benchmarks/simple_things.py: the scores of all rows on the unseen classes."""
+    record = read(BENCHMARKS / f"{ROWS_FILE}.json")
+    cells = record["cells"]
+    names = list(next(iter(cells.values()))["rows"])
+    lines = []
+    for name in names:
+        shown = [cell["rows"][name] for cell in cells.values()]
+        lines.append([_title(name), *(f"{row['R@1']:.1f} / {row['MAP@R']:.1f}" for row in shown)])
+    lines.append(["chosen by held-out classes", *(_counted(cell["chosen"]) for cell in cells.values())])
+    sets = ", ".join(
+        f"{name} ({about['classes']} classes, {about['photographs']:,} photographs)"
+        for name, about in record["sets"].items()
+    )
+    text = paragraph(
+        f"R@1 / MAP@R in per cent on unseen classes, mean over {record['splits']} splits: {sets}. Half of the classes "
+        "are known. The last row names what a careful person would have taken in each split: the simple row with the "
+        "best MAP@R on folds of the known classes."
+    )
+    columns = ["row", *(_short(name) for name in cells)]
+    return f"{text}\n\n{table(columns, lines)}"
+
+
+def simple_things_verdict() -> str:
+    """The difference of each trained row to the chosen one, with its interval over classes."""
+    record = read(BENCHMARKS / f"{ROWS_FILE}.json")
+    lines = [
+        [_title(row), name, *(_difference(part[metric]) for metric in ("MAP@R", "R@1"))]
+        for row, parts in record["verdict"].items()
+        for name, part in parts.items()
+    ]
+    return table(["row, less the chosen one", "set", "MAP@R", "R@1"], lines)
+
+
+def frozen_defaults_table() -> str:
+    """The recorded run of benchmarks/frozen_defaults.py: candidates on held-out and on unseen classes."""
+    record = read(BENCHMARKS / f"{SETTINGS_FILE}.json")
+    cells = record["cells"]
+    others = list(record["differences"]["unseen"])
+    lines = []
+    for name in next(iter(cells.values()))["rows"]:
+        shown = [cell["rows"][name] for cell in cells.values()]
+        scores = [f"{row['held-out']['MAP@R']:.1f}, {row['unseen']['MAP@R']:.1f}" for row in shown]
+        found = [record["differences"]["unseen"][other].get(name) for other in others]
+        lines.append([name, *scores, *("" if each is None else _difference(each["MAP@R"]) for each in found)])
+    return table(["candidate", *(_short(name) for name in cells), *others], lines)
+
+
+def _title(name: str) -> str:
+    return f"`{name}`" if name.startswith("train") else name
+
+
+def _short(name: str) -> str:
+    data, _, backbone = name.partition(", ")
+    return f"{data}, {'ViT-S' if backbone.startswith('vit_small') else backbone.replace('resnet', 'ResNet-')}"
+
+
+def _counted(names: list[str]) -> str:
+    return ", ".join(
+        name if names.count(name) == 1 else f"{name} ({names.count(name)})" for name in dict.fromkeys(names)
+    )
+
+
+def _difference(found: dict) -> str:
+    low, high = found["interval"]
+    return f"{found['value']:+.1f} ({low:.1f} to {high:.1f})"
