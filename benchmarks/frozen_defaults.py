@@ -259,17 +259,18 @@ def simplest(order: Sequence[str], values: dict[str, Tensor], classes: Tensor, e
     )
 
 
-def with_rules(rows: dict[str, Any], classes: Tensor, last: str) -> dict[str, Any]:
+def with_rules(rows: dict[str, Any], classes: Tensor, last: str | None) -> dict[str, Any]:
     """Rows with those of rules that choose among the simple candidates, and among these and a trained one.
 
     Args:
         rows: of a split.
         classes: of the queries of the folds.
-        last: the trained candidate, the least simple one.
+        last: the trained candidate, the least simple one; None: there is none.
     """
-    values = {name: rows[name]["held-out"][METRICS[0]] for name in [*SIMPLE, last]}
+    values = {name: row["held-out"][METRICS[0]] for name, row in rows.items()}
+    orders = {"closed forms": list(SIMPLE)} | ({f"closed forms and {last}": [*SIMPLE, last]} if last else {})
     chosen = {}
-    for title, order in (("closed forms", list(SIMPLE)), (f"closed forms and {last}", [*SIMPLE, last])):
+    for title, order in orders.items():
         chosen[f"simplest within one standard error of {title}"] = simplest(order, values, classes)
         chosen[f"best of {title}"] = simplest(order, values, classes, errors=0)
     return {"rows": rows | {title: rows[name] for title, name in chosen.items()}, "chosen": chosen}
@@ -331,7 +332,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder for finished candidates")
     parser.add_argument("--splits", type=int, nargs="+", default=list(range(SPLITS)))
     parser.add_argument("--folds", type=int, default=FOLDS)
-    parser.add_argument("--candidates", type=int, nargs="+", default=list(range(len(TRAINED))), help="of TRAINED")
+    parser.add_argument("--candidates", type=int, nargs="*", default=list(range(len(TRAINED))), help="of TRAINED")
     parser.add_argument("--out", type=Path, default=common.RESULTS / "frozen-defaults.json")
     words = parser.parse_args()
     words.work.mkdir(parents=True, exist_ok=True)
@@ -353,7 +354,7 @@ def main() -> None:
                     "rows": {name: row for part in parts.values() for name, row in part["rows"].items()},
                     "epochs": {name: part["epochs"] for name, part in parts.items() if part["epochs"]},
                 }
-                last = str(TRAINED[words.candidates[-1]]._replace(refits=True))
+                last = str(TRAINED[words.candidates[-1]]._replace(refits=True)) if words.candidates else None
                 split |= with_rules(split["rows"], split["held-out classes"], last)
                 cells.setdefault(key, []).append(split)
             record["cells"][key] = summary(cells[key])

@@ -11,11 +11,13 @@ def simple_things_table() -> str:
     """The recorded run of benchmarks/simple_things.py: the scores of all rows on the unseen classes."""
     record = read(BENCHMARKS / f"{ROWS_FILE}.json")
     cells = record["cells"]
-    names = list(next(iter(cells.values()))["rows"])
+    names = dict.fromkeys(name for cell in cells.values() for name in cell["rows"])
     lines = []
     for name in names:
-        shown = [cell["rows"][name] for cell in cells.values()]
-        lines.append([_title(name), *(f"{row['R@1']:.1f} / {row['MAP@R']:.1f}" for row in shown)])
+        shown = [cell["rows"].get(name) for cell in cells.values()]
+        lines.append(
+            [_title(name), *("" if row is None else f"{row['R@1']:.1f} / {row['MAP@R']:.1f}" for row in shown)]
+        )
     lines.append(["chosen by held-out classes", *(_counted(cell["chosen"]) for cell in cells.values())])
     sets = ", ".join(
         f"{name} ({about['classes']} classes, {about['photographs']:,} photographs)"
@@ -31,14 +33,14 @@ def simple_things_table() -> str:
 
 
 def simple_things_verdict() -> str:
-    """The difference of each trained row to the chosen one, with its interval over classes."""
-    record = read(BENCHMARKS / f"{ROWS_FILE}.json")
+    """The difference of each row to the chosen one, with its interval over classes."""
+    found = read(BENCHMARKS / f"{ROWS_FILE}.json")["verdict"]
+    sets = list(next(iter(found.values())))
     lines = [
-        [_title(row), name, *(_difference(part[metric]) for metric in ("MAP@R", "R@1"))]
-        for row, parts in record["verdict"].items()
-        for name, part in parts.items()
+        [_title(row), *(_difference(parts[name]["MAP@R"]) for name in sets), _difference(parts["all sets"]["R@1"])]
+        for row, parts in found.items()
     ]
-    return table(["row, less the chosen one", "set", "MAP@R", "R@1"], lines)
+    return table(["less the chosen row", *(f"MAP@R, {name}" for name in sets), "R@1, all sets"], lines)
 
 
 def frozen_defaults_table() -> str:

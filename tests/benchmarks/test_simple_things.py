@@ -103,7 +103,10 @@ def test_differences_are_paired_and_a_class_counts_once(modules):
         "rows": {"untrained": queries, "whitening": lower, "train --frozen": lower},
         "held-out": {"untrained": 0.6, "whitening": 0.5},
     }
+    split["held-out"]["LDA"], split["rows"]["LDA"] = 0.4, lower
+    split = simple_things.with_closed_form(split)
     cells = {("flowers", "a"): [split, split], ("flowers", "b"): [split], ("pets", "a"): [split]}
+    assert simple_things.verdict(cells)[simple_things.CLOSED_FORM]["pets"]["MAP@R"]["value"] == 0
     found = simple_things.verdict(cells)["train --frozen"]
     assert found["all sets"]["MAP@R"] == {"value": -25.0, "interval": [-25.0, -25.0]}
     assert set(found) == {"flowers", "pets", "all sets"}
@@ -151,7 +154,7 @@ def test_the_records(modules, letters, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["simple_things.py", *common, "--splits", "1", "--out", str(out)])
     simple_things.main()
     record = json.loads(out.read_text())
-    assert set(record["verdict"]) == {simple_things.DEFAULT, simple_things.AUTO}
+    assert {simple_things.DEFAULT, simple_things.AUTO, simple_things.CLOSED_FORM} < set(record["verdict"])
     before = record["cells"]
     simple_things.main()
     assert json.loads(out.read_text())["cells"] == before, "finished splits are not measured again"
