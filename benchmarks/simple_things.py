@@ -294,7 +294,11 @@ def summary(splits: Sequence[dict[str, Any]]) -> dict[str, Any]:
         rows[name] = {metric: mean([split["rows"][name][metric].mean() for split in splits]) for metric in METRICS}
         if name in simple:
             rows[name]["held-out"] = mean([split["held-out"][name] for split in splits])
-    found: dict[str, Any] = {"rows": rows, "chosen": [best(split["held-out"]) for split in splits]}
+    found: dict[str, Any] = {
+        "splits": len(splits),
+        "rows": rows,
+        "chosen": [best(split["held-out"]) for split in splits],
+    }
     found["less the chosen row"] = {
         name: {metric: estimate(*difference(splits, name, None, metric)) for metric in METRICS} for name in names
     }
@@ -325,9 +329,14 @@ def verdict(cells: dict[tuple[str, str], list[dict[str, Any]]]) -> dict[str, Any
     return found
 
 
+def file_of(work: Path, folder: Path, backbone: Backbone, seed: int) -> Path:
+    """Where a finished split is kept."""
+    return work / f"{folder.name} {backbone.name} {seed}.pt"
+
+
 def split_of(folder: Path, backbone: Backbone, seed: int, methods: dict[str, str | None], work: Path) -> dict[str, Any]:
     """One split of a set with a backbone, measured now or by an earlier process."""
-    file = work / f"{folder.name} {backbone.name} {seed}.pt"
+    file = file_of(work, folder, backbone, seed)
     if file.is_file():
         return torch.load(file, weights_only=True)
     images = open_data(folder)
@@ -346,6 +355,7 @@ def main() -> None:
     parser.add_argument("--backbone", type=Backbone.of, action="append", required=True, metavar="NAME[=FILE]")
     parser.add_argument("--work", type=Path, required=True, help="folder for finished splits")
     parser.add_argument("--splits", type=int, default=SPLITS)
+    parser.add_argument("--finished", action="store_true", help="only the splits that WORK has, to look at a long run")
     parser.add_argument("--without-auto", action="store_true", help="leave the row of --method auto out")
     parser.add_argument("--out", type=Path, default=common.RESULTS / "simple-things.json")
     words = parser.parse_args()
@@ -357,8 +367,11 @@ def main() -> None:
         images = open_data(folder)
         record["sets"][folder.name] = {"classes": len(images.classes), "photographs": len(images)}
         for backbone in words.backbone:
-            seeds = range(words.splits)
+            files = {seed: file_of(words.work, folder, backbone, seed) for seed in range(words.splits)}
+            seeds = [seed for seed, file in files.items() if file.is_file() or not words.finished]
             splits = [with_closed_form(split_of(folder, backbone, seed, methods, words.work)) for seed in seeds]
+            if not splits:
+                continue
             cells[folder.name, backbone.name] = splits
             record["cells"][f"{folder.name}, {backbone.name}"] = found = summary(splits)
             print(f"\n{folder.name}, {backbone.name}: chosen {', '.join(found['chosen'])}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from generator.scores import BENCHMARKS, paragraph, read, table
 
-ROWS_FILE, SETTINGS_FILE = "simple-things", "frozen-defaults"
+ROWS_FILE = "simple-things"
 
 
 def simple_things_table() -> str:
@@ -24,7 +24,7 @@ def simple_things_table() -> str:
         for name, about in record["sets"].items()
     )
     text = paragraph(
-        f"R@1 / MAP@R in per cent on unseen classes, mean over {record['splits']} splits: {sets}. Half of the classes "
+        f"R@1 / MAP@R in per cent on unseen classes, mean over {_splits(record)} splits: {sets}. Half of the classes "
         "are known. The last row names what a careful person would have taken in each split: the simple row with the "
         "best MAP@R on folds of the known classes."
     )
@@ -44,17 +44,39 @@ def simple_things_verdict() -> str:
 
 
 def frozen_defaults_table() -> str:
-    """The recorded run of benchmarks/frozen_defaults.py: candidates on held-out and on unseen classes."""
-    record = read(BENCHMARKS / f"{SETTINGS_FILE}.json")
+    """The candidates that were measured in every split: their scores on the folds and on the unseen classes."""
+    return _settings_table("frozen-defaults", differences=True)
+
+
+def screening_table() -> str:
+    """All candidates, in one split."""
+    return _settings_table("frozen-defaults-screening")
+
+
+def closed_forms_table() -> str:
+    """Rules that choose among the closed forms on four folds."""
+    return _settings_table("frozen-defaults-folds")
+
+
+def _settings_table(name: str, differences: bool = False) -> str:
+    record = read(BENCHMARKS / f"{name}.json")
     cells = record["cells"]
-    others = list(record["differences"]["unseen"])
+    others = list(record["differences"]["unseen"]) if differences else []
     lines = []
-    for name in next(iter(cells.values()))["rows"]:
-        shown = [cell["rows"][name] for cell in cells.values()]
+    for candidate in next(iter(cells.values()))["rows"]:
+        if candidate.startswith(("simplest", "best")) and name.endswith("screening"):
+            continue  # rules of a single split say little
+        shown = [cell["rows"][candidate] for cell in cells.values()]
         scores = [f"{row['held-out']['MAP@R']:.1f}, {row['unseen']['MAP@R']:.1f}" for row in shown]
-        found = [record["differences"]["unseen"][other].get(name) for other in others]
-        lines.append([name, *scores, *("" if each is None else _difference(each["MAP@R"]) for each in found)])
-    return table(["candidate", *(_short(name) for name in cells), *others], lines)
+        found = [record["differences"]["unseen"][other].get(candidate) for other in others]
+        lines.append([candidate, *scores, *("" if each is None else _difference(each["MAP@R"]) for each in found)])
+    return table(["candidate", *(_short(cell) for cell in cells), *others], lines)
+
+
+def _splits(record: dict) -> str:
+    counts = {name: cell["splits"] for name, cell in record["cells"].items()}
+    fewer = [f"{_short(name)}: {count}" for name, count in counts.items() if count < record["splits"]]
+    return str(record["splits"]) + (f" ({'; '.join(fewer)})" if fewer else "")
 
 
 def _title(name: str) -> str:
