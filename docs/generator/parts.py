@@ -28,6 +28,13 @@ from generator.performance import (
 from generator.photographs import short_remark
 from generator.scores import BENCHMARKS, RESULTS, ROOT, table
 from generator.search import engines_table, frames_table, load_table, ratios_table
+from generator.simple_things import (
+    closed_forms_table,
+    frozen_defaults_table,
+    screening_table,
+    simple_things_table,
+    simple_things_verdict,
+)
 from generator.small_vectors import matryoshka_table, small_vectors_table
 from generator.training import criterion_table, embedding_table, files_table, loop_table
 from generator.tunings import (
@@ -105,6 +112,11 @@ PARTS = {
     "service-load": Part(load_table, benchmark("service-cpu")),
     "map-frames": Part(frames_table, benchmark("map-frames-cpu")),
     "divided-proxies": Part(divided_proxies_table, benchmark("divided-proxies")),
+    "simple-things": Part(simple_things_table, benchmark("simple-things")),
+    "simple-things-verdict": Part(simple_things_verdict, benchmark("simple-things")),
+    "frozen-defaults": Part(frozen_defaults_table, benchmark("frozen-defaults")),
+    "frozen-defaults-folds": Part(closed_forms_table, benchmark("frozen-defaults-folds")),
+    "frozen-defaults-screening": Part(screening_table, benchmark("frozen-defaults-screening")),
     "none-of-these": Part(none_of_these_table, benchmark("none-of-these")),
     "auto-choice": Part(auto_choice_table, benchmark("auto-choice-cub", "auto-choice-glyphs")),
     "none-of-these-choice": Part(choice_table, benchmark("none-of-these")),
