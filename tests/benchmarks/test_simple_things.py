@@ -154,7 +154,7 @@ def test_the_records(modules, letters, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["simple_things.py", *common, "--splits", "1", "--out", str(out)])
     simple_things.main()
     record = json.loads(out.read_text())
-    assert {simple_things.DEFAULT, simple_things.AUTO, simple_things.CLOSED_FORM} < set(record["verdict"])
+    assert {simple_things.DEFAULT, simple_things.TRAINED, simple_things.CLOSED_FORM} < set(record["verdict"])
     before = record["cells"]
     simple_things.main()
     assert json.loads(out.read_text())["cells"] == before, "finished splits are not measured again"
