@@ -52,7 +52,7 @@ SPLITS, FOLDS = 3, 4
 PIXELS_SIDE = 32
 PCA_DIM = 128
 PROBE_C = 0.01
-PIXELS, DEFAULT, TRAINED = "raw pixels", "train --frozen", "train --frozen --method proxy-anchor"
+PIXELS, DEFAULT, TRAINED = "raw pixels", "train --frozen", "head trained by Proxy-Anchor"
 CLOSED_FORM = "closed form chosen on folds"
 """a default that `train --frozen` could have: the best of the untrained backbone, whitening and LDA on the folds"""
 Encode = Callable[[Tensor], Tensor]
@@ -195,7 +195,7 @@ SIMPLE: dict[str, Callable[[EmbeddedSet, int], Encode]] = {
 
 
 def trained(method: str | None, known: EmbeddedSet, seed: int, backbone: Backbone, work: Path) -> Encode:
-    """`train --frozen` with all its defaults on the known classes."""
+    """`train --frozen` with all its defaults on the known classes; with a method, the head that this one trains."""
     table, run = work / "known.csv", work / "run"
     images = known.images
     assert images.paths is not None
@@ -206,7 +206,7 @@ def trained(method: str | None, known: EmbeddedSet, seed: int, backbone: Backbon
     # fmt: off
     pm.train(
         table, frozen=True, method=method, backbone=backbone.name, weights=backbone.weights, seed=seed, device="cpu",
-        out=run, overwrite=True, report=False, watcher=Silent(),
+        settings={} if method is None else {"train.keep": "trained"}, out=run, overwrite=True, report=False, watcher=Silent(),
     )
     # fmt: on
     encode = FeatureModel.of(pm.load(run, device="cpu")).vectors
