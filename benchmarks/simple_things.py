@@ -206,7 +206,8 @@ def trained(method: str | None, known: EmbeddedSet, seed: int, backbone: Backbon
     # fmt: off
     pm.train(
         table, frozen=True, method=method, backbone=backbone.name, weights=backbone.weights, seed=seed, device="cpu",
-        settings={} if method is None else {"train.keep": "trained"}, out=run, overwrite=True, report=False, watcher=Silent(),
+        settings={} if method is None else {"train.keep": "trained"}, out=run, overwrite=True, report=False,
+        watcher=Silent(),
     )
     # fmt: on
     encode = FeatureModel.of(pm.load(run, device="cpu")).vectors
