@@ -263,7 +263,12 @@ def decide(trials: Sequence[Trial], frozen: bool) -> tuple[Trial, str]:
 
 
 def choose_method(
-    context: RunContext, training: ImageSet, held_out: ImageSet | None, folder: Path | None = None, spent: float = 0.0
+    context: RunContext,
+    training: ImageSet,
+    held_out: ImageSet | None,
+    folder: Path | None = None,
+    spent: float = 0.0,
+    encoder: Encoder | None = None,
 ) -> Choice:
     """Try the candidates and choose one.
 
@@ -274,6 +279,7 @@ def choose_method(
         folder: of the run; a choice that is interrupted and begun again tries the same candidates. None: nothing is
             written.
         spent: seconds that the run has taken so far.
+        encoder: the new encoder of the recipe, whose head the trials replace; None: it is built.
 
     Returns:
         The choice. Without any trial, it is Proxy-Anchor if the backbone has no pre-trained weights, because its
@@ -292,7 +298,7 @@ def choose_method(
         return _too_few(recipe, count)
     torch.manual_seed(recipe.seed)
     started = time.perf_counter()
-    encoder = make_encoder(recipe).to(context.device)
+    encoder = (make_encoder(recipe) if encoder is None else encoder).to(context.device)
     built = time.perf_counter() - started
     known = joined([embed_features(context, encoder, part, "known classes") for part in parts])
     if not known.vectors.isfinite().all():
@@ -305,7 +311,7 @@ def choose_method(
     candidates, refused = _allowed(recipe, FROZEN_CANDIDATES if recipe.train.frozen else LOSSES, encoder.width)
     trials = _Trials(context, encoder, candidates, outer_folds(some_of(known, recipe.seed), recipe.seed), refused)
     context.watcher.say(f"trying {len(candidates)} candidates on features of {len(known.kept)} images: {count} classes")
-    choice = trials.choose(folder, spent + built, built, len(training))
+    choice = trials.choose(folder, spent, built, len(training))
     return choice._replace(seconds=round(built + choice.seconds, 1))
 
 
