@@ -354,7 +354,7 @@ class _Trials:
         trained = [candidate for candidate in self.candidates if not candidate.is_computed]
         plan = self._stored_plan(folder)
         if plan is None:
-            for candidate in (*computed, *trained[:1]):
+            for candidate in computed:
                 self._try(candidate, 1)
             plan = self._plan(computed, trained, spent, built, images)
             if folder is not None:
@@ -407,22 +407,27 @@ class _Trials:
     def _plan(
         self, computed: list[Candidate], trained: list[Candidate], spent: float, built: float, images: int
     ) -> Plan:
-        """Which trials the time allows, from how long those of the first fold took."""
+        """Which trials the time allows, from how long those of the first fold take."""
         train = self.context.recipe.train
         of_closed_forms = sum(self.seconds[candidate] for candidate in computed)
-        of_trained = self.seconds[trained[0]] if trained else 0.0
+        fewest = min(FEWEST_FOLDS, len(self.tasks))
         epochs = min(train.epochs, (train.patience or train.epochs) + 1)
         if train.frozen:
-            share = FROZEN_SHARE
-            larger = images / max(1, len(self.tasks[0].inner.kept))
-            # Every report has rows of the closed forms, which try twice as much as a trial.
-            run_seconds = spent + 2 * of_closed_forms + epochs * larger * of_trained / self.epochs
+            # Every report has rows of the closed forms, which try at least twice as much as a trial.
+            run_seconds, share = spent + 2 * of_closed_forms, FROZEN_SHARE
         else:
-            share = WHOLE_SHARE
-            run_seconds = spent + self._whole_seconds(epochs, images)
+            run_seconds, share = spent + self._whole_seconds(epochs, images), WHOLE_SHARE
+        of_trained = 0.0
+        if trained and fewest * of_closed_forms <= share * run_seconds - built:
+            self._try(trained[0], 1)
+            of_trained = self.seconds[trained[0]]
+            if train.frozen:
+                run_seconds += epochs * images / max(1, len(self.tasks[0].inner.kept)) * of_trained / self.epochs
+        else:
+            trained = []
         limit = share * run_seconds - built
-        folds_tried = sorted({len(self.tasks), min(FEWEST_FOLDS, len(self.tasks))}, reverse=True)
-        numbers = [len(trained), *(number for number in NUMBERS if number < len(trained))]
+        folds_tried = sorted({len(self.tasks), fewest}, reverse=True)
+        numbers = [len(trained), *(number for number in NUMBERS if number < len(trained))] if trained else []
         for number in numbers:
             for folds in folds_tried:
                 for length in (self.epochs, math.ceil(self.epochs / 2)):
@@ -430,7 +435,7 @@ class _Trials:
                     if cost <= limit:
                         return Plan(folds, number, length, run_seconds)
         # Closed forms alone: without them, there is nothing to choose.
-        folds = next((folds for folds in folds_tried if folds * of_closed_forms <= limit), folds_tried[-1])
+        folds = next((folds for folds in folds_tried if folds * of_closed_forms <= limit), fewest)
         return Plan(folds, 0, self.epochs, run_seconds)
 
     def _whole_seconds(self, epochs: int, images: int) -> float:
