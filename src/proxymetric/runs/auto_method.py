@@ -237,7 +237,7 @@ def decide(trials: Sequence[Trial], frozen: bool) -> tuple[Trial, str]:
         >>> near = Trial("whitening", None, 0.515, 0.005, 0.01, 1.0)
         >>> best = Trial("lda", None, 0.52, 0.0, 0.0, 1.0)
         >>> decide([plain, near, best], frozen=True)[1]
-        'the simplest candidate within one standard error (1.0) of the best one, lda: 0.5 MAP@R below it'
+        'the simplest candidate less than one standard error (1.0) below the best candidate, lda (0.5 MAP@R)'
         >>> decide([plain, best], frozen=True)[1]
         'the best candidate, 2.0 MAP@R above untrained, with a standard error of 1.0'
         >>> decide([plain, best], frozen=False)[0].method
@@ -253,13 +253,13 @@ def decide(trials: Sequence[Trial], frozen: bool) -> tuple[Trial, str]:
         second = max(others, key=lambda trial: trial.score)
         margin = f"{100 * second.below:.1f} {METRIC} above {second.name}"
         return best, f"the best candidate, {margin}, with a standard error of {100 * second.error:.1f}"
-    distance = f"of the best one, {best.name}: {100 * chosen.below:.1f} {METRIC} below it"
+    distance = f"below the best candidate, {best.name} ({100 * chosen.below:.1f} {METRIC})"
     if not frozen and chosen.error < least:
         return chosen, (
-            f"the first candidate within {100 * LEAST_GAIN:.0f} points, as features alone say little about a run that "
-            f"trains the backbone, too, {distance}"
+            f"less than {100 * LEAST_GAIN:.0f} points {distance}; this run trains the backbone, too, and features "
+            "alone say little about that"
         )
-    return chosen, f"the simplest candidate within one standard error ({100 * chosen.error:.1f}) {distance}"
+    return chosen, f"the simplest candidate less than one standard error ({100 * chosen.error:.1f}) {distance}"
 
 
 def choose_method(
