@@ -244,7 +244,7 @@ def decide(trials: Sequence[Trial], frozen: bool) -> tuple[Trial, str]:
         >>> best = Trial("lda", None, 0.52, 0.0, 0.0, 1.0)
         >>> head = Trial("vcpa", None, 0.53, 0.0, 0.0, 1.0)
         >>> decide([plain._replace(below=0.03), near._replace(below=0.015, error=0.02), head], frozen=True)[1]
-        'the simplest candidate within one standard error (2.0) of the best one, vcpa: 1.5 MAP@R below it'
+        'the simplest candidate less than one standard error (2.0) below the best candidate, vcpa (1.5 MAP@R)'
         >>> decide([plain, near, best], frozen=True)[0].method
         'lda'
         >>> decide([plain, best], frozen=True)[1]
@@ -265,17 +265,22 @@ def decide(trials: Sequence[Trial], frozen: bool) -> tuple[Trial, str]:
         second = max(others, key=lambda trial: trial.score)
         margin = f"{100 * second.below:.1f} {METRIC} above {second.name}"
         return best, f"the best candidate, {margin}, with a standard error of {100 * second.error:.1f}"
-    distance = f"of the best one, {best.name}: {100 * chosen.below:.1f} {METRIC} below it"
+    distance = f"below the best candidate, {best.name} ({100 * chosen.below:.1f} {METRIC})"
     if not frozen and chosen.error < least:
         return chosen, (
-            f"the first candidate within {100 * LEAST_GAIN:.0f} points, as features alone say little about a run that "
-            f"trains the backbone, too, {distance}"
+            f"less than {100 * LEAST_GAIN:.0f} points {distance}; this run trains the backbone, too, and features "
+            "alone say little about that"
         )
-    return chosen, f"the simplest candidate within one standard error ({100 * chosen.error:.1f}) {distance}"
+    return chosen, f"the simplest candidate less than one standard error ({100 * chosen.error:.1f}) {distance}"
 
 
 def choose_method(
-    context: RunContext, training: ImageSet, held_out: ImageSet | None, folder: Path | None = None, spent: float = 0.0
+    context: RunContext,
+    training: ImageSet,
+    held_out: ImageSet | None,
+    folder: Path | None = None,
+    spent: float = 0.0,
+    encoder: Encoder | None = None,
 ) -> Choice:
     """Try the candidates and choose one.
 
@@ -286,6 +291,7 @@ def choose_method(
         folder: of the run; a choice that is interrupted and begun again tries the same candidates. None: nothing is
             written.
         spent: seconds that the run has taken so far.
+        encoder: the new encoder of the recipe, whose head the trials replace; None: it is built.
 
     Returns:
         The choice. Without any trial, it is Proxy-Anchor if the backbone has no pre-trained weights, because its
@@ -304,7 +310,7 @@ def choose_method(
         return _too_few(recipe, count)
     torch.manual_seed(recipe.seed)
     started = time.perf_counter()
-    encoder = make_encoder(recipe).to(context.device)
+    encoder = (make_encoder(recipe) if encoder is None else encoder).to(context.device)
     built = time.perf_counter() - started
     known = joined([embed_features(context, encoder, part, "known classes") for part in parts])
     if not known.vectors.isfinite().all():
@@ -317,7 +323,7 @@ def choose_method(
     candidates, refused = _allowed(recipe, FROZEN_CANDIDATES if recipe.train.frozen else LOSSES, encoder.width)
     trials = _Trials(context, encoder, candidates, outer_folds(some_of(known, recipe.seed), recipe.seed), refused)
     context.watcher.say(f"trying {len(candidates)} candidates on features of {len(known.kept)} images: {count} classes")
-    choice = trials.choose(folder, spent + built, built, len(training))
+    choice = trials.choose(folder, spent, built, len(training))
     return choice._replace(seconds=round(built + choice.seconds, 1))
 
 
@@ -360,7 +366,7 @@ class _Trials:
         trained = [candidate for candidate in self.candidates if not candidate.is_computed]
         plan = self._stored_plan(folder)
         if plan is None:
-            for candidate in (*computed, *trained[:1]):
+            for candidate in computed:
                 self._try(candidate, 1)
             plan = self._plan(computed, trained, spent, built, images)
             if folder is not None:
@@ -413,22 +419,27 @@ class _Trials:
     def _plan(
         self, computed: list[Candidate], trained: list[Candidate], spent: float, built: float, images: int
     ) -> Plan:
-        """Which trials the time allows, from how long those of the first fold took."""
+        """Which trials the time allows, from how long those of the first fold take."""
         train = self.context.recipe.train
         of_closed_forms = sum(self.seconds[candidate] for candidate in computed)
-        of_trained = self.seconds[trained[0]] if trained else 0.0
+        fewest = min(FEWEST_FOLDS, len(self.tasks))
         epochs = min(train.epochs, (train.patience or train.epochs) + 1)
         if train.frozen:
-            share = FROZEN_SHARE
-            larger = images / max(1, len(self.tasks[0].inner.kept))
-            # Every report has rows of the closed forms, which try twice as much as a trial.
-            run_seconds = spent + 2 * of_closed_forms + epochs * larger * of_trained / self.epochs
+            # Every report has rows of the closed forms, which try at least twice as much as a trial.
+            run_seconds, share = spent + 2 * of_closed_forms, FROZEN_SHARE
         else:
-            share = WHOLE_SHARE
-            run_seconds = spent + self._whole_seconds(epochs, images)
+            run_seconds, share = spent + self._whole_seconds(epochs, images), WHOLE_SHARE
+        of_trained = 0.0
+        if trained and fewest * of_closed_forms <= share * run_seconds - built:
+            self._try(trained[0], 1)
+            of_trained = self.seconds[trained[0]]
+            if train.frozen:
+                run_seconds += epochs * images / max(1, len(self.tasks[0].inner.kept)) * of_trained / self.epochs
+        else:
+            trained = []
         limit = share * run_seconds - built
-        folds_tried = sorted({len(self.tasks), min(FEWEST_FOLDS, len(self.tasks))}, reverse=True)
-        numbers = [len(trained), *(number for number in NUMBERS if number < len(trained))]
+        folds_tried = sorted({len(self.tasks), fewest}, reverse=True)
+        numbers = [len(trained), *(number for number in NUMBERS if number < len(trained))] if trained else []
         for number in numbers:
             for folds in folds_tried:
                 for length in (self.epochs, math.ceil(self.epochs / 2)):
@@ -436,7 +447,7 @@ class _Trials:
                     if cost <= limit:
                         return Plan(folds, number, length, run_seconds)
         # Closed forms alone: without them, there is nothing to choose.
-        folds = next((folds for folds in folds_tried if folds * of_closed_forms <= limit), folds_tried[-1])
+        folds = next((folds for folds in folds_tried if folds * of_closed_forms <= limit), fewest)
         return Plan(folds, 0, self.epochs, run_seconds)
 
     def _whole_seconds(self, epochs: int, images: int) -> float:

@@ -245,13 +245,15 @@ class RunSession:
     def _choose_method(self, parts: Split) -> None:
         """Replace the method of the recipe by the simplest one of the best in some trials."""
         context, spent = self.context, time.perf_counter() - self.started
-        choose = functools.partial(choose_method, context, parts.train, parts.validation, self.folder, spent)
-        choice = context.world.from_first(choose)
+        encoder = None if self.new_encoder is None else self.new_encoder[0]
+        choice = context.world.from_first(
+            lambda: choose_method(context, parts.train, parts.validation, self.folder, spent, encoder)
+        )
         self.choice = choice.as_dict()
         self.watcher.say(f"method {describe_choice(self.choice)}")
         self.recipe = recipes.check(recipes.merged(self.recipe.changed, choice.settings()))
         self.context = dataclasses.replace(context, recipe=self.recipe)
-        self.new_encoder = None  # its head may be another one
+        self.new_encoder = None  # the trials replaced its head
 
     def _check_needs(self, needs: Iterable[str]) -> None:
         """Refuse a recipe without the held-out classes that the method needs."""
