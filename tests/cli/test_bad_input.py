@@ -494,4 +494,4 @@ def test_a_misspelt_run_is_not_begun_beside_the_one_to_continue(photos, run, tmp
 def test_auto_without_trials_says_so_at_the_end(photos, tmp_path):
     answer = train(photos, tmp_path / "run", "--method", "auto")
     assert answer.code == 0, answer
-    assert "--method auto took the default, proxy-anchor; no trials: " in answer.out[answer.out.index("epoch 1 of") :]
+    assert "--method auto took proxy-anchor: no trials: " in answer.out[answer.out.index("epoch 1 of") :]
