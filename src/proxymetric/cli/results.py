@@ -110,7 +110,7 @@ def index_as_json(index: Index) -> dict[str, Any]:
     """What `Index.build` did, and what the index holds now, as JSON."""
     from dataclasses import asdict
 
-    from proxymetric.search.stored_vectors import stored_bytes
+    from proxymetric.search.storage.state import stored_bytes
 
     kind = index.manifest.vectors["kind"]
     content = {
@@ -127,7 +127,7 @@ def index_as_json(index: Index) -> dict[str, Any]:
 
 def vectors_as_json(file: Path, stored: VectorFile) -> dict[str, Any]:
     """What `embed` wrote, as JSON."""
-    from proxymetric.search.stored_vectors import stored_bytes
+    from proxymetric.search.storage.state import stored_bytes
 
     return {
         "file": str(file),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxymetric.search.batches import Batch
-from proxymetric.search.generation import ITEMS, damaged_items, generation_folder, open_without_engine
 from proxymetric.search.manifest import Manifest
-from proxymetric.search.rows import Rows
+from proxymetric.search.storage.state import State, batch_of, damaged_files, items_file
 
 if TYPE_CHECKING:
     from proxymetric.search.stored_index import StoredIndex
@@ -36,7 +36,7 @@ def check_added(index: StoredIndex, model: str, ids: Sequence[str]) -> None:
             f"{_counted(len(ids))} without a file, such as {such}, that cannot be embedded again; expected the model "
             "of the index, or --drop-added to drop them (`proxymetric index add-class` adds photos again)"
         )
-    if damaged := damaged_items(index.folder, index.manifest):
+    if damaged := damaged_files(index.folder, index.manifest, derived=False):
         raise ValueError(_damaged(index.folder, damaged, ids))
 
 
@@ -56,20 +56,18 @@ def rescue_added(folder: Path, manifest: Manifest) -> list[Batch]:
     if manifest.added == 0:
         return []
     try:
-        stamps = Rows(generation_folder(folder, manifest.generation) / ITEMS).stamps()
+        state = State(folder, replace(manifest, derived={}), is_checked=False)
+        ids = sorted(row.id for row in state if not row.stamp)
     except (ValueError, OSError):
-        count = "perhaps items" if manifest.added is None else _counted(manifest.added)
+        count = _counted(manifest.added)
         raise ValueError(
-            f"index: got {folder}, whose list of items ({ITEMS}) cannot be read, and which has {count} without a file "
-            "that cannot be embedded again; expected the file as it was, or --drop-added to drop these items "
+            f"index: got {folder}, whose list of items ({items_file(manifest)}) cannot be read, and which has {count} "
+            "without a file that cannot be embedded again; expected the file as it was, or --drop-added to drop these items "
             "(`proxymetric index add-class` adds photos again)"
         ) from None
-    ids = sorted(item for item, (_, stamp) in stamps.items() if not stamp)
-    if not ids:
-        return []
-    if damaged := damaged_items(folder, manifest):
+    if damaged := damaged_files(folder, manifest, derived=False):
         raise ValueError(_damaged(folder, damaged, ids))
-    return [open_without_engine(folder, manifest).batch(ids)]
+    return [batch_of(state, ids)]
 
 
 def _damaged(folder: Path, damaged: Sequence[str], ids: Sequence[str]) -> str:

@@ -53,11 +53,11 @@ def update_map(
         return None, {"method": method}
     is_new = old_rows < 0
     placed = int(facts.get("placed", 0)) + int(is_new.sum())
-    if old_points is None or placed > MAX_PLACED_SHARE * len(vectors):
+    if old_points is None or is_new.all() or placed > MAX_PLACED_SHARE * len(vectors):
         return _make(vectors, method), {"method": method, "placed": 0}
     points = np.empty((len(vectors), 2), np.float32)
     points[~is_new] = old_points[old_rows[~is_new]]
-    known = _sample(np.flatnonzero(~is_new))
+    known = landmarks_of(np.flatnonzero(~is_new))
     points[is_new] = place(vectors[is_new], vectors[known], points[known])
     return points, {"method": method, "placed": placed}
 
@@ -113,7 +113,7 @@ def place_proxies(mean: Tensor, sigma: Tensor | None, vectors: np.ndarray, point
     """
     if not len(mean) or not len(points):
         return np.empty((0, 3), np.float32)
-    known = _sample(np.arange(len(points)))
+    known = landmarks_of(np.arange(len(points)))
     landmarks, known_points = np.array(vectors[known]), points[known]
     placed = np.zeros((len(mean), 3), np.float32)
     placed[:, :2] = place(unit(mean.float()).numpy(), landmarks, known_points)
@@ -135,7 +135,7 @@ def _make(vectors: np.ndarray, method: str) -> np.ndarray:
         return np.empty((0, 2), np.float32)
     if method == "pca" or len(vectors) < MIN_TSNE:
         return _axes(vectors)
-    rows = _sample(np.arange(len(vectors)))
+    rows = landmarks_of(np.arange(len(vectors)))
     landmarks = np.array(vectors[rows])
     layout = tsne(landmarks, np.zeros(len(rows), int), ["all"], limit=len(rows), classes=1).points.astype(np.float32)
     points = np.empty((len(vectors), 2), np.float32)
@@ -158,6 +158,6 @@ def _axes(vectors: np.ndarray) -> np.ndarray:
     return np.pad(points, ((0, 0), (0, 2 - points.shape[1]))).astype(np.float32)
 
 
-def _sample(rows: np.ndarray) -> np.ndarray:
+def landmarks_of(rows: np.ndarray) -> np.ndarray:
     """At most `LANDMARKS` rows, always the same ones, sorted."""
     return np.sort(np.random.default_rng(0).permutation(rows)[:LANDMARKS])

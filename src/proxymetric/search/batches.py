@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxymetric.search.rows import as_metadata, is_text
+from proxymetric.search.conditions import CLASS_COLUMN, is_text
 
 
 class Batch(NamedTuple):
@@ -81,3 +82,49 @@ def unit_rows(vectors: Tensor) -> np.ndarray:
     values = vectors.detach().cpu().double()
     lengths = values.norm(dim=1, keepdim=True)
     return (values / lengths.clamp_min(torch.finfo(torch.float64).tiny)).float().contiguous().numpy()
+
+
+def check_column(name: object, argument: str = "metadata") -> None:
+    """Refuse a name that a metadata column cannot have.
+
+    Args:
+        name: the name.
+        argument: name of the argument or file, for the error.
+
+    Raises:
+        ValueError: it is no printable text, has a sign of a condition, or is `class`.
+    """
+    if name == CLASS_COLUMN:
+        raise ValueError(f"{argument}: got the column 'class', which is the label of an item; expected another name")
+    if not isinstance(name, str) or not name.strip() or not name.isprintable() or set('"\\<>=!') & set(name):
+        raise ValueError(
+            f"{argument}: got the column {name!r}, expected printable text without quotation marks, backslashes and "
+            "the signs < > = !"
+        )
+
+
+def as_metadata(content: Mapping[str, Any] | None) -> str:
+    """Return the JSON of an item's metadata.
+
+    Raises:
+        ValueError: a key or a value cannot be stored.
+
+    Example:
+        >>> as_metadata({"price": 3, "shop": "Ulm", "tags": ["red", "new"]})
+        '{"price": 3, "shop": "Ulm", "tags": ["red", "new"]}'
+    """
+    for key, value in (content or {}).items():
+        check_column(key)
+        words = value if isinstance(value, list) else [value]
+        if isinstance(value, list) and not all(isinstance(word, str) for word in value):
+            raise ValueError(f"metadata: got {key}={value!r}, expected a list of words")
+        if not all(isinstance(word, str | int | float | bool | None) for word in words):
+            raise ValueError(f"metadata: got {key}={value!r}, expected text, a number, a bool, None or a list of words")
+        if any(isinstance(word, str) and not is_text(word) for word in words):
+            raise ValueError(f"metadata: got {key}={value!r}, expected text that UTF-8 can encode, without NUL")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValueError(f"metadata: got {key}={value}, expected a whole number of at most 64 bits, or text")
+    try:
+        return json.dumps(dict(content or {}), ensure_ascii=False, sort_keys=True, allow_nan=False)
+    except ValueError:
+        raise ValueError(f"metadata: got {content!r}, expected finite numbers") from None

@@ -19,12 +19,14 @@ from proxymetric.arguments.signatures import one_of
 from proxymetric.data.benchmarks import BENCHMARKS, detect, from_benchmark
 from proxymetric.data.folders import class_folders, image_files, part_folders
 from proxymetric.search.added_items import check_added, rescue_added
-from proxymetric.search.batches import Batch, unit_rows
-from proxymetric.search.generation import commit, damaged_items, open_without_engine
+from proxymetric.search.batches import Batch, as_metadata, unit_rows
+from proxymetric.search.conditions import CLASS_COLUMN
+from proxymetric.search.derived import derive
 from proxymetric.search.items import Changed, Embedder
 from proxymetric.search.manifest import Manifest, is_index
-from proxymetric.search.rows import CLASS_COLUMN, as_metadata
 from proxymetric.search.staging import Staging
+from proxymetric.search.storage.changes import Change, Edit, commit, write_anew
+from proxymetric.search.storage.state import State, damaged_files
 from proxymetric.search.stored_index import StoredIndex
 from proxymetric.system.files import printable
 from proxymetric.system.lock import locked
@@ -81,11 +83,12 @@ def open_to_rebuild(
         return index
     with locked(folder):
         manifest = Manifest.read(folder)
-        new = manifest if engine is None else replace(manifest, engine=dict(engine))
-        if damaged_items(folder, manifest):
-            commit(folder, new, None, [] if drop_added else rescue_added(folder, manifest), {})
+        without_engine = replace(manifest, derived={})
+        new = without_engine if engine is None else replace(without_engine, engine=dict(engine))
+        if damaged_files(folder, manifest, derived=False):
+            write_anew(folder, None, new, derive, [] if drop_added else rescue_added(folder, manifest))
         else:
-            commit(folder, new, open_without_engine(folder, manifest), [], {})
+            commit(State(folder, without_engine), Change(), new, derive, renew=True)
     return kind(folder)
 
 
@@ -182,11 +185,7 @@ def sync(
         result.added, result.deleted = len(written - known.keys()), len(known.keys() - kept - written)
         result.updated = len(written & known.keys()) + len(edits)
         result.unchanged = len(kept - written) - len(edits)
-        if rebuild:
-            # Everything is written anew, so that the numbers of the vectors may get another kind.
-            if staying := sorted(kept - written):
-                batches.append(_edited(index.batch(staying), edits))
-            kept, edits = set(), {}
+        staying = sorted(kept - written) if rebuild else []
         facts = {
             **(facts or {}),
             "model": fingerprint,
@@ -195,8 +194,11 @@ def sync(
             "layout": layout,
         }
         differing = any(getattr(index.manifest, name) != value for name, value in facts.items())
-        if rebuild or written or edits or result.deleted or differing:
-            index.change(batches, edits, kept, say=say, **facts)
+        if rebuild:
+            # Everything is written anew, so that the numbers of the vectors may get another kind.
+            index.replace_all([*batches, _edited(index.batch(staying), edits)], say=say, **facts)
+        elif written or edits or result.deleted or differing:
+            index.change(batches, edits, known.keys() - kept - written, renew=True, say=say, **facts)
         staging.remove()
     return result
 
@@ -455,7 +457,7 @@ def _edits(
     ids: Sequence[str],
     labels: Mapping[str, str | None],
     metadata: Mapping[str, Mapping[str, Any]] | None,
-) -> dict[str, tuple[str | None, str]]:
+) -> dict[str, Edit]:
     """The items that stay but have a new label or new metadata; `labels` and `metadata` as in `_described`."""
     edits = {}
     for item in ids:
@@ -463,14 +465,14 @@ def _edits(
         label, content = labels.get(item, earlier.label), as_metadata(earlier.metadata)
         edit = (label, content) if metadata is None else _label_and_metadata(metadata.get(item), label)
         if edit != (earlier.label, content):
-            edits[item] = edit
+            edits[item] = Edit(*edit)
     return edits
 
 
-def _edited(part: Batch, edits: Mapping[str, tuple[str | None, str]]) -> Batch:
+def _edited(part: Batch, edits: Mapping[str, Edit]) -> Batch:
     """Items with their new labels and metadata."""
-    pairs = [
-        edits.get(item, (label, content))
+    items = [
+        edits.get(item, Edit(label, content))
         for item, label, content in zip(part.ids, part.labels, part.metadata, strict=True)
     ]
-    return part._replace(labels=[label for label, _ in pairs], metadata=[content for _, content in pairs])
+    return part._replace(labels=[edit.label for edit in items], metadata=[edit.metadata for edit in items])

@@ -14,7 +14,6 @@ from proxymetric.core.quantisation import check_kind
 from proxymetric.data.folders import ENDINGS, unread_types
 from proxymetric.search.atlas import METHODS
 from proxymetric.search.engines import check_settings
-from proxymetric.search.engines.milvus import left_behind
 from proxymetric.search.folder_sync import (
     LAYOUTS,
     AnIndex,
@@ -26,13 +25,13 @@ from proxymetric.search.folder_sync import (
     photo_id,
     sync,
 )
-from proxymetric.search.generation import check_place
 from proxymetric.search.items import Embedder, loaded
 from proxymetric.search.manifest import Manifest, is_index
 from proxymetric.search.measuring import advice_on_speed, milliseconds
 from proxymetric.search.metadata_file import read_metadata
+from proxymetric.search.storage.changes import check_place
+from proxymetric.search.storage.state import stored_bytes
 from proxymetric.search.stored_index import StoredIndex
-from proxymetric.search.stored_vectors import stored_bytes
 from proxymetric.system.text import visible
 from proxymetric.system.unreadable import MAX_IMAGES_NAMED, unreadable_lines
 
@@ -190,7 +189,6 @@ class Index(StoredIndex):
         if layout is None and not index.manifest.count and any("/" in name for name in whole.classes):
             # Classes such as fruit/apple come from this layout of the training data.
             layout = "nested" if layout_of(folder) == "auto" else None
-        engine_before = index.manifest.engine
         index.changed = sync(
             index,
             cut,
@@ -210,9 +208,7 @@ class Index(StoredIndex):
         picture = draw_sizes(index, whole.nested or ())
         tell_result = report or tell
         if say is not None or report is not None:
-            _describe(
-                index, folder, f"{len(columns or ())} files of {metadata}", picture, engine_before, tell, tell_result
-            )
+            _describe(index, folder, f"{len(columns or ())} files of {metadata}", picture, tell, tell_result)
         if parquet is not None:
             tell_result(f"vectors: {write_parquet(index, parquet)}")
         return index
@@ -344,7 +340,6 @@ def _describe(
     folder: Path,
     table: str,
     picture: Path | None,
-    engine_before: dict[str, Any],
     say: Callable[[str], None],
     report: Callable[[str], None],
 ) -> None:
@@ -372,8 +367,6 @@ def _describe(
         report(advice_on_speed(index.engine, index.vectors))
     if index.engine.name == "exact" and len(index) > MAX_EXACT:
         say(f"more than {MAX_EXACT:,} images: --engine faiss searches faster (extra `index`)")
-    if (remains := left_behind(engine_before, index.manifest.engine)) is not None:
-        say(remains)
 
 
 def vectors_line(index: StoredIndex) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import uuid
 import zlib
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -12,11 +14,11 @@ from proxymetric.arguments.signatures import neighbour
 from proxymetric.core.quantisation import KINDS
 from proxymetric.system.files import read_json, write_json
 
-FORMAT = 2
-"""1: without `vectors`, whose numbers all had 32 bits. 2: with it"""
+FORMAT = 3
+"""1 and 2: all files were written anew for each change. 3: files that grow, and a log"""
 FILE = "manifest.json"
-EARLIER_LAYOUT = "folder"
-"""the layout of an index that names none: earlier versions took the folders directly under PHOTOS as classes"""
+CHECKSUM = "checksum"
+"""the CRC-32 of the other entries"""
 
 
 @dataclass(frozen=True)
@@ -24,20 +26,27 @@ class Manifest:
     """What an index says about itself.
 
     Args:
-        generation: number of the folder with the vectors and items; each change makes a new one.
+        generation: the number of the state; each change makes a new one.
         count: number of items.
         dim: dimensions of the vectors.
         model: `Model.fingerprint` of the model that made the vectors; empty if unknown.
         run: where that model lies: `run`, `which` and `weights`; empty if unknown.
         photos: the folder that was indexed; None for an index that was filled from Python.
-        engine: name and settings of the engine.
-        map: method of the map (`pca`, `tsne` or `none`) and how many points were placed since it was made.
+        engine: name and settings of the engine, and facts about it.
+        map: method of the map (`pca`, `tsne` or `none`), the rows that were there when it was made (`rows`), and how
+            many of them were placed since all points were computed together (`placed`).
         columns: the metadata columns.
-        files: size and CRC-32 of each file of the generation.
-        packs: size and CRC-32 of each file of thumbnails.
         vectors: kind of the vectors' numbers (`float32`, `int8` or `binary`), bytes of a vector, and what was lost.
         layout: which folders of `photos` are classes, or the benchmark that it is, as `data.layout` says for training.
-        added: number of items that are no files, which only the index has; None in an index of an earlier version.
+        added: number of items that are no files, which only the index has.
+        rows: rows in the files of vectors, of removed items too.
+        pictures: bytes of the file of thumbnails.
+        log: bytes of the log.
+        base: the generation of the last merge, which is in the names of the files of items and of the log.
+        store: the generation in the names of the files of vectors and thumbnails.
+        files: size and CRC-32 of the files of items.
+        derived: size and CRC-32 of the files of the map and of the engine, which can be made anew from the others.
+        identity: of this index; another one in its place has another.
     """
 
     generation: int
@@ -49,16 +58,23 @@ class Manifest:
     engine: dict[str, Any] = field(default_factory=lambda: {"name": "exact"})
     map: dict[str, Any] = field(default_factory=lambda: {"method": "none"})
     columns: list[str] = field(default_factory=list)
-    files: dict[str, list[int]] = field(default_factory=dict)
-    packs: dict[str, list[int]] = field(default_factory=dict)
     vectors: dict[str, Any] = field(default_factory=lambda: {"kind": "float32"})
     layout: str = "auto"
-    added: int | None = None
+    added: int = 0
+    rows: int = 0
+    pictures: int = 0
+    log: int = 0
+    base: int = 0
+    store: int = 0
+    files: dict[str, list[int]] = field(default_factory=dict)
+    derived: dict[str, list[int]] = field(default_factory=dict)
+    identity: str = field(default_factory=lambda: uuid.uuid4().hex)
     format: int = FORMAT
 
     def write(self, folder: Path) -> None:
         """Replace the manifest of an index atomically, and wait until the disk has it."""
-        write_json(folder / FILE, asdict(self))
+        content = asdict(self)
+        write_json(folder / FILE, content | {CHECKSUM: _checksum(content)})
         sync_folder(folder)
 
     @classmethod
@@ -66,20 +82,23 @@ class Manifest:
         """Read the manifest of an index.
 
         Raises:
-            ValueError: the folder is not an index, or an index of a later version.
+            ValueError: the folder is not an index, an index of another version, or its manifest is damaged.
         """
         what = "a folder that `proxymetric index` wrote"
         if not (folder / FILE).is_file():
             missing = "which does not exist" if not folder.exists() else f"which has no {FILE}"
             raise ValueError(f"index: got {folder}, {missing}; expected {what}{neighbour(folder, is_index)}")
         content = read_json(folder / FILE)
-        if isinstance(content, dict) and isinstance(content.get("format"), int) and content["format"] > FORMAT:
+        if isinstance(content, dict) and isinstance(number := content.get("format"), int) and number != FORMAT:
+            what_to_do = "update proxymetric" if number > FORMAT else "make the index anew with `proxymetric index`"
+            version = "a later" if number > FORMAT else "an earlier"
             raise ValueError(
-                f"index: got {folder} of format {content['format']}, expected format {FORMAT}; a later version of "
-                "proxymetric wrote it: update proxymetric"
+                f"index: got {folder} of format {number}, expected format {FORMAT}; {version} version of proxymetric "
+                f"wrote it: {what_to_do}"
             )
+        given = content.pop(CHECKSUM, None) if isinstance(content, dict) else None
         try:
-            manifest = cls(**{"layout": EARLIER_LAYOUT} | content)
+            manifest = cls(**content)
         except TypeError:
             manifest = None
         annotated = {f.name: f.type.split("[")[0] for f in fields(cls) if isinstance(f.type, str)}
@@ -88,7 +107,8 @@ class Manifest:
             isinstance(getattr(manifest, name), kinds[kind]) for name, kind in annotated.items() if kind in kinds
         ):
             raise ValueError(f"index: got {folder}, whose {FILE} is damaged; expected {what}")
-        if fault := manifest.fault():
+        fault = manifest.fault() or ("" if given == _checksum(content) else "its checksum is that of another content")
+        if fault:
             raise ValueError(f"index: got {folder}, whose {FILE} is damaged ({fault}); expected {what}")
         return manifest
 
@@ -96,14 +116,15 @@ class Manifest:
         """Say what is wrong inside the tables of a manifest; empty if nothing is.
 
         Example:
-            >>> Manifest(1, 2, 3, files={"../vectors.npy": [1, 2]}).fault()
-            "files: got '../vectors.npy', expected the name of a file"
+            >>> Manifest(1, 2, 3, files={"../items.sqlite": [1, 2]}).fault()
+            "files: got '../items.sqlite', expected the name of a file"
             >>> Manifest(1, 2, 3, vectors={"kimd": "int8"}).fault()
             'vectors: got no kind, expected one of float32, int8, binary'
         """
-        for name, least in (("generation", 0), ("count", 0), ("dim", 1), ("added", 0)):
+        numbers = ("generation", "count", "added", "rows", "pictures", "log", "base", "store")
+        for name, least in (("dim", 1), *((name, 0) for name in numbers)):
             number = getattr(self, name)
-            if number is not None and (type(number) is not int or number < least):
+            if type(number) is not int or number < least:
                 return f"{name}: got {number!r:.60}, expected a number of at least {least}"
         for name, table in (("engine", self.engine), ("map", self.map), ("vectors", self.vectors)):
             key = {"engine": "name", "map": "method", "vectors": "kind"}[name]
@@ -114,15 +135,12 @@ class Manifest:
             return f"vectors: got {self.vectors['kind']!r:.60}, expected one of {', '.join(KINDS)}"
         if not isinstance(self.photos, str | None):
             return f"photos: got {self.photos!r:.60}, expected text or null"
-        for name in self.files:
-            if not name or name in (".", "..") or set("/\\\0:") & set(name):
-                return f"files: got {name!r:.60}, expected the name of a file"
-        for number in self.packs:
-            if not (number.isascii() and number.isdecimal()):
-                return f"packs: got {number!r:.60}, expected a number"
-        for facts in (*self.files.values(), *self.packs.values()):
-            if not isinstance(facts, list) or len(facts) != 2 or not all(type(fact) is int for fact in facts):
-                return f"files: got {facts!r:.60}, expected a size and a checksum"
+        for table in (self.files, self.derived):
+            for name, facts in table.items():
+                if not name or name in (".", "..") or set("/\\\0:") & set(name):
+                    return f"files: got {name!r:.60}, expected the name of a file"
+                if not isinstance(facts, list) or len(facts) != 2 or not all(type(fact) is int for fact in facts):
+                    return f"files: got {facts!r:.60}, expected a size and a checksum"
         if not all(isinstance(text, str) for text in (*self.columns, *self.run.values())):
             return "columns, run: got what is no text, expected texts"
         return ""
@@ -131,15 +149,6 @@ class Manifest:
 def is_index(folder: Path) -> bool:
     """Return whether a folder looks like an index."""
     return (folder / FILE).is_file()
-
-
-def facts_of(file: Path) -> list[int]:
-    """Return the size and the CRC-32 of a file."""
-    crc = 0
-    with open(file, "rb") as opened:
-        while block := opened.read(2**20):
-            crc = zlib.crc32(block, crc)
-    return [file.stat().st_size, crc]
 
 
 def sync_file(file: Path) -> None:
@@ -157,3 +166,7 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _checksum(content: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True, ensure_ascii=False).encode("utf-8", "backslashreplace"))

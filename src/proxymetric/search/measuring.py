@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,13 @@ from torch import Tensor
 from proxymetric.core.normalisation import cut
 from proxymetric.core.quantisation import KINDS, bit_codes, int8_codes
 from proxymetric.metrics import Ranking, scores
+from proxymetric.search.batches import Batch
 from proxymetric.search.engines import Engine
 from proxymetric.search.engines.binary import Binary
 from proxymetric.search.engines.exact import Exact
 from proxymetric.search.engines.int8 import Int8
-from proxymetric.search.stored_vectors import StoredVectors, VectorRows, stored_bytes
+from proxymetric.search.manifest import Manifest
+from proxymetric.search.storage.state import stored_bytes
 
 MAX_ROWS, MAX_QUERIES = 20_000, 500
 """vectors among which the loss is measured, and queries; drawn at random from larger indexes"""
@@ -29,15 +32,12 @@ MANY, TIMED_TOGETHER = 64, 3
 """queries of a search with many, and searches of which the shortest counts"""
 
 
-def measure_loss(
-    stored: StoredVectors, sources: Sequence[VectorRows], places: np.ndarray, labels: Sequence[str | None]
-) -> dict[str, Any]:
-    """Compare searches in stored vectors with searches in the vectors that they were made from.
+def measure_loss(kind: str, originals: Tensor, labels: Sequence[str | None]) -> dict[str, Any]:
+    """Compare searches in small vectors with searches in the vectors that they were made from.
 
     Args:
-        stored: the stored vectors.
-        sources: where the 32-bit vectors are.
-        places: (N, 2) number of the source, and row in it, of each vector.
+        kind: how the vectors are stored: "int8" or "binary".
+        originals: (N, D) of unit length, drawn by `drawn_rows`.
         labels: N labels; None for a vector without one.
 
     Returns:
@@ -45,15 +45,11 @@ def measure_loss(
         `milliseconds` (time of a search with one query), and with labels `MAP@R` (of the 32-bit vectors) and
         `MAP@R lost`, both as fractions; and `sizes`, see `measure_sizes`.
     """
-    rows = drawn_rows(len(places))
-    originals = torch.from_numpy(np.stack([sources[source][[row]][0] for source, row in places[rows].tolist()]))
-    sample = Sample(originals, [labels[row] for row in rows])
-    engine = stored.engine({"name": "exact"})
-    some = None if len(rows) == len(places) else torch.from_numpy(rows)
-    numbers = engine.search(sample.vectors, sample.depth, some)[1]
-    results = without_itself(numbers if some is None else torch.searchsorted(some, numbers), sample.queries)
+    sample, codes = Sample(originals, labels), int8_codes(originals)
+    engine: Engine = Int8(codes) if kind == "int8" else Binary(bit_codes(originals), codes)
+    results = without_itself(engine.search(sample.vectors, sample.depth)[1], sample.queries)
     facts: dict[str, Any] = {
-        "among": len(rows),
+        "among": len(originals),
         "queries": len(sample.queries),
         f"recall@{FIRST}": round(sample.recall(results), 4),
         "milliseconds": milliseconds(engine, sample.vectors),
@@ -61,7 +57,19 @@ def measure_loss(
     before, after = sample.map_at_r(sample.nearest), sample.map_at_r(results)
     if before is not None and after is not None:
         facts |= {"MAP@R": round(before, 4), "MAP@R lost": round(before - after, 4)}
-    return facts | {"sizes": measure_sizes(sample, [stored.dim])}
+    return facts | {"sizes": measure_sizes(sample, [originals.shape[1]])}
+
+
+def with_loss(manifest: Manifest, batches: Sequence[Batch]) -> Manifest:
+    """The manifest with what small vectors lose, measured while the 32-bit ones exist."""
+    kind, count = manifest.vectors["kind"], sum(len(batch.ids) for batch in batches)
+    facts: dict[str, Any] = {"kind": kind, "bytes": stored_bytes(kind, manifest.dim)}
+    if kind != "float32" and count:
+        some = drawn_rows(count)
+        originals = np.concatenate([batch.vectors for batch in batches])[some]
+        labels = [label for batch in batches for label in batch.labels]
+        facts["lost"] = measure_loss(kind, torch.from_numpy(originals), [labels[row] for row in some])
+    return replace(manifest, vectors=facts)
 
 
 def drawn_rows(count: int) -> np.ndarray:

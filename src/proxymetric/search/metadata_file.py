@@ -7,7 +7,8 @@ import io
 from pathlib import Path
 
 from proxymetric.data.text_files import read_text
-from proxymetric.search.rows import CLASS_COLUMN, check_column
+from proxymetric.search.batches import check_column
+from proxymetric.search.conditions import CLASS_COLUMN
 
 FILE_COLUMN = "file"
 

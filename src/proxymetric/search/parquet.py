@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 from pathlib import Path
 
@@ -55,9 +56,10 @@ def write_parquet(index: StoredIndex, file: str | Path) -> Path:
         metadata={"model": index.model},
     )
     with replacing(target) as temporary, pq.ParquetWriter(temporary, schema) as writer:
-        for start in range(0, len(index), ROWS_PER_GROUP):
-            items = [index.at(row) for row in range(start, min(start + ROWS_PER_GROUP, len(index)))]
-            numbers = np.ascontiguousarray(index.vectors[start : start + ROWS_PER_GROUP].numpy()).reshape(-1)
+        remaining = index.items()
+        while items := list(itertools.islice(remaining, ROWS_PER_GROUP)):
+            rows = slice(items[0].row, items[-1].row + 1)
+            numbers = np.ascontiguousarray(index.vectors[rows].numpy()).reshape(-1)
             columns = [
                 pa.array([item.id for item in items], pa.string()),
                 pa.array([item.label for item in items], pa.string()),

@@ -14,12 +14,12 @@ from torch import Tensor
 from proxymetric.arguments.signatures import one_of
 from proxymetric.data.decoding import BadImage, read_encoded, read_image
 from proxymetric.search.class_photos import id_of
+from proxymetric.search.conditions import CLASS_COLUMN
 from proxymetric.search.identify import Answer, Identifier, IndexedQueries
 from proxymetric.search.index import Index
 from proxymetric.search.items import FileEmbedder, loaded
 from proxymetric.search.manifest import is_index
 from proxymetric.search.result_page import Found
-from proxymetric.search.rows import CLASS_COLUMN
 from proxymetric.search.vector_file import CuttableModel, VectorFile
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,26 +20,19 @@ from proxymetric.arguments.signatures import one_of
 from proxymetric.core.quantisation import check_kind
 from proxymetric.search.atlas import METHODS
 from proxymetric.search.batches import Batch, new_items, unit_rows
-from proxymetric.search.engines import ENGINES, Engine
-from proxymetric.search.generation import (
-    GENERATIONS,
-    THUMBNAILS,
-    Generation,
-    check_place,
-    clean,
-    commit,
-    damaged_files,
-    empty,
-)
+from proxymetric.search.conditions import CLASS_COLUMN, Condition, text_of
+from proxymetric.search.derived import derive
+from proxymetric.search.engines import Engine, check_engine, check_settings
 from proxymetric.search.identify import Answer, Identifier, IndexedQueries
 from proxymetric.search.items import Changed, HasFingerprint, Hit, Item
-from proxymetric.search.manifest import FILE, Manifest, is_index
-from proxymetric.search.rows import Row, Value, check_columns, queries_alike
-from proxymetric.search.stored_vectors import check_engine
+from proxymetric.search.manifest import Manifest, is_index
+from proxymetric.search.measuring import drawn_rows, measure_loss, with_loss
+from proxymetric.search.searching import answered, as_item, checked_question, opened_state
+from proxymetric.search.storage.change_log import Row
+from proxymetric.search.storage.changes import Change, Derive, Edit, check_place, clean, commit, cut_off, write_anew
+from proxymetric.search.storage.changes import create as create_files
+from proxymetric.search.storage.state import State, batch_of, damaged_files, stored_bytes
 from proxymetric.system.lock import locked
-
-OPEN_ATTEMPTS = 20
-"""a generation may be replaced between the reading of the manifest and the opening of its files"""
 
 
 class StoredIndex:
@@ -60,7 +53,7 @@ class StoredIndex:
         self._identifier: Identifier | None = None
         self.changed: Changed | None = None
         """what `Index.build` did before it returned this object"""
-        self._load()
+        self._opened = opened_state(self.folder, None)
         if model is not None:
             self.check_model(model)
 
@@ -88,8 +81,8 @@ class StoredIndex:
             folder: where; it must not exist, or be empty.
             dim: dimensions of the vectors, at least 1.
             model: the model that makes the vectors, or its fingerprint; another model is refused later.
-            engine: what searches: `exact`, `faiss` (needs the extra `index`) or `milvus` (needs the extra `milvus`);
-                or a dictionary with settings, such as `{"name": "milvus", "uri": "shop.db"}`.
+            engine: what searches: `exact` or `faiss` (needs the extra `index`); or a dictionary with settings, such as
+                `{"name": "faiss", "kind": "ivf"}`.
             map: how the map of the index is made: `tsne`, `pca` or `none`.
             run: where the model lies: `run` and, where needed, `which` and `weights`.
             photos: the folder that will be indexed.
@@ -107,7 +100,7 @@ class StoredIndex:
             raise ValueError(f"dim: got {dim}, expected at least 1")
         one_of("map", map, METHODS)
         chosen_engine = {"name": engine} if isinstance(engine, str) else dict(engine)
-        one_of("engine", chosen_engine.get("name"), ENGINES)
+        check_settings(chosen_engine)
         check_kind(vectors)
         check_engine(vectors, chosen_engine)
         folder = Path(folder)
@@ -125,34 +118,23 @@ class StoredIndex:
                 photos,
                 chosen_engine,
                 {"method": map},
-                vectors={"kind": vectors},
+                vectors={"kind": vectors, "bytes": stored_bytes(vectors, dim)},
             )
-            try:
-                empty(folder, manifest)
-            except BaseException:
-                for part in (GENERATIONS, THUMBNAILS):
-                    shutil.rmtree(folder / part, ignore_errors=True)
-                raise
+            create_files(folder, manifest)
         return cls(folder)
 
     def _load(self) -> None:
-        for attempt in range(OPEN_ATTEMPTS):
-            manifest = Manifest.read(self.folder)
-            try:
-                self._generation = Generation(self.folder, manifest)
-                self._identifier = None
-                break
-            except FileNotFoundError as error:
-                # Another process has replaced the generation since the manifest was read, or files are missing.
-                if attempt == OPEN_ATTEMPTS - 1:
-                    raise ValueError(
-                        f"index: got {self.folder}, where {error.filename} is missing; expected all files that "
-                        f"{FILE} names; `proxymetric index --rebuild` makes them anew"
-                    ) from None
+        self._opened = opened_state(self.folder, self._opened.state)
+        self._identifier = None
+
+    @property
+    def state(self) -> State:
+        """The state that is open."""
+        return self._opened.state
 
     def reload(self) -> bool:
         """Open the newest state of the index; return whether another process has changed it since."""
-        if Manifest.read(self.folder) == self.manifest:  # another index in its place may have the same number
+        if Manifest.read(self.folder) == self.manifest:
             return False
         self._load()
         return True
@@ -175,6 +157,7 @@ class StoredIndex:
                 try:
                     self.reload()
                     clean(self.folder, self.manifest)  # a killed process may have left files
+                    cut_off(self.folder, self.manifest)
                     yield
                 finally:
                     self._is_writing = False
@@ -186,12 +169,12 @@ class StoredIndex:
     @property
     def manifest(self) -> Manifest:
         """What the index says about itself."""
-        return self._generation.manifest
+        return self.state.manifest
 
     @property
     def engine(self) -> Engine:
         """What finds the nearest vectors."""
-        return self._generation.engine
+        return self._opened.engine
 
     @property
     def model(self) -> str:
@@ -205,32 +188,33 @@ class StoredIndex:
 
     @property
     def vectors(self) -> Tensor:
-        """(N, dim) of unit length, in the order of the ids; do not write to it.
+        """(N, dim) of unit length, in the order in which the items were added; do not write to it.
 
-        32-bit vectors are mapped from the file. Small vectors are read back into memory when this is first asked for.
+        32-bit vectors are mapped from the file. Small vectors, and those between removed ones, are copied to memory
+        when this is first asked for.
         """
-        return self._generation.stored.tensor
+        return torch.from_numpy(self._opened.vectors)
 
     @property
     def points(self) -> Tensor | None:
-        """(N, 2) the map of the index, in the order of the ids; None for an index without a map."""
-        points = self._generation.points
+        """(N, 2) the map, in the same order; None without one. Items that are newer than the map are placed on it."""
+        points = self._opened.points
         return None if points is None else torch.from_numpy(points)
 
     @property
     def ids(self) -> list[str]:
-        """The ids of all items, sorted."""
-        return [row.id for row in self._generation.rows]
+        """The ids of all items, in the order in which they were added."""
+        return self.state.texts("id")
 
     @property
     def added(self) -> list[str]:
         """The ids of the items that are no files of the indexed folder, sorted."""
-        return self._generation.rows.added()
+        return sorted(item for item, stamp in self.stamps().items() if not stamp)
 
     @property
     def labels(self) -> list[str | None]:
         """The labels of all items, in the order of the ids."""
-        return self._generation.rows.labels()
+        return self.state.labels()
 
     @property
     def classes(self) -> dict[str, int]:
@@ -241,7 +225,7 @@ class StoredIndex:
         return self.manifest.count
 
     def __contains__(self, item: object) -> bool:
-        return isinstance(item, str) and self._generation.rows.number_of(item) is not None
+        return isinstance(item, str) and self.state.number_of(item) is not None
 
     def __repr__(self) -> str:
         return f"Index({str(self.folder)!r}, {len(self):,} items, dim={self.dim}, engine={self.engine.name!r})"
@@ -266,8 +250,8 @@ class StoredIndex:
         Raises:
             KeyError: there is no such item.
         """
-        state = self._current()
-        return _item(state._row(item), state._number(item))
+        state = self.state
+        return as_item(state, self._row(state, item))
 
     def at(self, row: int) -> Item:
         """Return the item of a row of `vectors`.
@@ -275,19 +259,26 @@ class StoredIndex:
         Raises:
             IndexError: there is no such row.
         """
-        state = self._current()
+        state = self.state
         if not 0 <= row < len(state):
             raise IndexError(f"row: got {row}, expected a number in 0..{len(state) - 1}")
-        return _item(state._generation.rows.at([row])[0], row)
+        return as_item(state, state.at([int(state.living[row])])[0])
+
+    def items(self) -> Iterator[Item]:
+        """Iterate over all items, in the order of `vectors`."""
+        for number, row in enumerate(self.state):
+            yield Item(row.id, row.label, row.values(), number)
 
     def stamps(self) -> dict[str, str]:
         """Return the stamp of each id: size and time of the file that it was made from; empty if there is none."""
-        return {item: stamp for item, (_, stamp) in self._generation.rows.stamps().items()}
+        state = self.state
+        return dict(zip(state.texts("id"), state.texts("stamp"), strict=True))
 
     def metadata(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Return the metadata of those ids that the index has."""
-        state = self._current()
-        return {item: state[item].metadata for item in ids if item in state}
+        state = self.state
+        numbers = {item: number for item in ids if (number := state.number_of(item)) is not None}
+        return {row.id: row.values() for row in state.at(list(numbers.values()))}
 
     def vector(self, item: str) -> Tensor:
         """Return the vector of an item, (dim,).
@@ -295,8 +286,8 @@ class StoredIndex:
         Raises:
             KeyError: there is no such item.
         """
-        state = self._current()
-        return torch.from_numpy(state._generation.stored[[state._number(item)]][0].copy())
+        state = self.state
+        return torch.from_numpy(state.floats([self._row(state, item).number])[0].copy())
 
     def thumbnail(self, item: str) -> bytes | None:
         """Return the thumbnail of an item (JPEG); None without one.
@@ -304,71 +295,57 @@ class StoredIndex:
         Raises:
             KeyError: there is no such item.
         """
-        state = self._current()
-        return state._generation.thumbnail(state._row(item))
+        state = self.state
+        return state.thumbnail(self._row(state, item))
 
     def batch(self, ids: Sequence[str]) -> Batch:
         """Return those items of `ids` that the index has, to write them again with `change`."""
-        return self._generation.batch(ids)
+        return batch_of(self.state, ids)
 
-    def _number(self, item: str) -> int:
-        number = self._generation.rows.number_of(item)
+    def _row(self, state: State, item: str) -> Row:
+        number = state.number_of(item)
         if number is None:
             raise KeyError(f"id: got {item!r}, expected an id of {self.folder}")
-        return number
-
-    def _row(self, item: str) -> Row:
-        return self._generation.rows.at([self._number(item)])[0]
+        return state.at([number])[0]
 
     def search(
         self,
         queries: Tensor | np.ndarray,
         k: int = 10,
-        where: Mapping[str, Value] | None = None,
+        where: Mapping[str, Any] | Iterable[str | Condition] | None = None,
         without: Sequence[str | None] | None = None,
-        differs: Mapping[str, Value | Sequence[Value | None] | None] | None = None,
+        differs: Mapping[str, Any] | None = None,
+        *,
+        offset: int = 0,
+        min_similarity: float | None = None,
+        one_per: str | None = None,
     ) -> list[list[Hit]]:
         """Find the items that are most similar to each query.
 
         Args:
             queries: (Q, dim).
             k: results for each query, at least 1; fewer come back if fewer items match.
-            where: only items with these values: `class` is the label, other names are metadata columns.
+            where: conditions, see `as_conditions`: `["price<50", "brand=a,b"]`, or
+                `{"price": {"<": 50}, "brand": ["a", "b"]}`; `class` is the label, other names are metadata columns.
             without: Q ids, one for each query, that are left out of its results; None leaves nothing out.
             differs: column -> the value of the queries, one for all or a list of Q. Items with the value of a query,
                 such as its camera, are left out of its results; a query with the value None leaves nothing out.
+            offset: the first results of each query that are left out, for the next page.
+            min_similarity: only items at least this similar, from -1 to 1.
+            one_per: a column; of items with the same value, only the most similar one is a result.
 
         Returns:
-            For each query its results, most similar first; equal ones are in the order of their ids.
+            For each query its results, most similar first; of equal ones, the item that was added first.
 
         Raises:
             ValueError: an argument is wrong.
         """
-        if k < 1:
-            raise ValueError(f"k: got {k}, expected at least 1")
-        state = self._current()
-        queries = state._checked_queries(queries)
-        state._check_without(queries, without)
-        check_columns(where or {}, state.manifest.columns)
-        check_columns(differs or {}, state.manifest.columns, "differs")
-        unit_queries = torch.from_numpy(unit_rows(queries))
-        own_ids = without or [None] * len(queries)
-        hits: list[list[Hit]] = [[] for _ in queries]
-        for values, members in queries_alike(len(queries), differs or {}).items():
-            rows = None
-            if where or values:
-                rows = torch.tensor(state._generation.rows.matching(where or {}, dict(values)), dtype=torch.long)
-            similarities, nearest_rows = state.engine.search(unit_queries[members], k + (without is not None), rows)
-            items = {row: _item(content, row) for row, content in state._contents(nearest_rows)}
-            for member, numbers, scores in zip(
-                members, nearest_rows.tolist(), similarities.clamp(-1, 1).tolist(), strict=True
-            ):
-                hits[member] = [
-                    Hit(items[row].id, similarity, items[row].label, items[row].metadata, row)
-                    for row, similarity in zip(numbers, scores, strict=True)
-                    if own_ids[member] is None or items[row].id != own_ids[member]
-                ][:k]
-        return hits
+        opened = self._opened
+        opened.state.raise_fault()
+        queries = self._checked_queries(queries)
+        self._check_without(queries, without)
+        question = checked_question(opened.state.manifest.columns, k, where, differs, offset, min_similarity, one_per)
+        return answered(opened, torch.from_numpy(unit_rows(queries)), question, without)
 
     def value_of(self, item: str, column: str) -> str | None:
         """Return the value of an item in a column, as text: `class` is the label; None if it has none.
@@ -377,9 +354,11 @@ class StoredIndex:
             KeyError: there is no such item.
             ValueError: no item has this column.
         """
-        state = self._current()
-        check_columns({column: ""}, state.manifest.columns, "column")
-        return state._generation.rows.value_of(state._number(item), column)
+        state = self.state
+        one_of("column", column, [CLASS_COLUMN, *state.manifest.columns])
+        row = self._row(state, item)
+        value = row.label if column == CLASS_COLUMN else row.values().get(column)
+        return None if value is None else text_of(value)
 
     def identify(
         self, queries: Tensor | np.ndarray, far: float = 0.01, without: Sequence[str | None] | None = None
@@ -397,17 +376,14 @@ class StoredIndex:
         Raises:
             ValueError: an argument is wrong, or the index has too few labelled items to calibrate with.
         """
-        state = self._current()
-        queries = state._checked_queries(queries)
-        state._check_without(queries, without)
-        identifier = state._identifier
-        if identifier is None or identifier.generation != state.manifest.generation:
-            identifier = self._identifier = Identifier(state)
-        return identifier(queries, far, None if without is None else IndexedQueries.of(state, without))
-
-    def _contents(self, rows: Tensor) -> list[tuple[int, Row]]:
-        numbers = rows.unique().tolist()
-        return list(zip(numbers, self._generation.rows.at(numbers), strict=True))
+        current = self._current()
+        current.state.raise_fault()
+        queries = current._checked_queries(queries)
+        current._check_without(queries, without)
+        identifier = current._identifier
+        if identifier is None or identifier.generation != current.manifest.generation:
+            identifier = self._identifier = Identifier(current)
+        return identifier(queries, far, None if without is None else IndexedQueries.of(current, without))
 
     def add(
         self,
@@ -424,7 +400,7 @@ class StoredIndex:
             ids: N texts that the index does not have yet.
             vectors: (N, dim); their length does not matter.
             labels: N labels.
-            metadata: N dictionaries of text, numbers, bools and None.
+            metadata: N dictionaries of text, numbers, bools, lists of words and None.
             thumbnails: N JPEG files.
 
         Raises:
@@ -437,6 +413,18 @@ class StoredIndex:
                 raise ValueError(f"ids: got {known!r}, which the index has already; expected a new id, or `update`")
 
         self.change([batch], check=check)
+
+    def put(
+        self,
+        ids: Sequence[str],
+        vectors: Tensor | np.ndarray,
+        *,
+        labels: Sequence[str | None] | None = None,
+        metadata: Sequence[Mapping[str, Any]] | None = None,
+        thumbnails: Sequence[bytes | None] | None = None,
+    ) -> None:
+        """Add items, or replace those of the same id; all at once. Called twice, it changes nothing the second time."""
+        self.change([new_items(self.dim, ids, vectors, labels, metadata, thumbnails)])
 
     def update(
         self,
@@ -461,21 +449,33 @@ class StoredIndex:
         """
         with self.writing():
             self._check_known(ids)
-            rows = [self._row(item) for item in ids]
-            numbers = [self._number(item) for item in ids]
+            state = self.state
+            rows = [self._row(state, item) for item in ids]
             batch = new_items(
                 self.dim,
                 ids,
-                torch.from_numpy(self._generation.stored[numbers]) if vectors is None else vectors,
+                torch.zeros(len(rows), self.dim) if vectors is None else vectors,
                 [row.label for row in rows] if labels is None else labels,
                 [row.values() for row in rows] if metadata is None else metadata,
-                [self._generation.thumbnail(row) for row in rows] if thumbnails is None else thumbnails,
+                thumbnails,
             )
-            stamps = [row.stamp for row in rows]
-            self._commit([batch._replace(stamps=stamps)], {}, None, self.manifest)
+            if vectors is None:
+                columns = zip(batch.labels, batch.metadata, batch.thumbnails, strict=True)
+                edits = {
+                    item: Edit(label, content, thumbnail, thumbnails is None)
+                    for item, (label, content, thumbnail) in zip(batch.ids, columns, strict=True)
+                }
+                self._commit(Change(edits=edits), self.manifest)
+                return
+            pictures = [state.thumbnail(row) for row in rows] if thumbnails is None else batch.thumbnails
+            batch = batch._replace(stamps=[row.stamp for row in rows], thumbnails=pictures)
+            self._commit(Change([batch]), self.manifest)
 
     def delete(self, ids: Sequence[str]) -> None:
         """Remove items; all at once, or none if there is a mistake.
+
+        They are in no answer any more. Their bytes are gone when the files are written anew: at a merge of the log
+        that finds many removed items, or with `compact`.
 
         Args:
             ids: ids of the index.
@@ -485,14 +485,15 @@ class StoredIndex:
         """
         with self.writing():
             self._check_known(ids)
-            self._commit([], {}, set(self.ids) - set(ids), self.manifest)
+            self._commit(Change(deleted=ids), self.manifest)
 
     def change(
         self,
-        batches: Sequence[Batch],
-        edits: Mapping[str, tuple[str | None, str]] | None = None,
-        kept: set[str] | None = None,
+        batches: Sequence[Batch] = (),
+        edits: Mapping[str, Edit] | None = None,
+        deleted: Collection[str] = (),
         check: Callable[[], None] | None = None,
+        renew: bool = False,
         say: Callable[[str], None] | None = None,
         **facts: Any,
     ) -> None:
@@ -500,37 +501,83 @@ class StoredIndex:
 
         Args:
             batches: items that are added or replace items of the same id.
-            edits: new label and metadata (JSON) of items that stay.
-            kept: ids of the earlier items that stay; None: all.
+            edits: id -> what an item that stays gets.
+            deleted: ids of items that are removed.
             check: called before anything is written, with the newest state of the index open.
-            say: called with the name of each stage when it begins.
-            **facts: fields of the manifest that change, such as `model`.
+            renew: bring the map and the engine up to date.
+            say: called with the name of each stage that may take long, when it begins.
+            **facts: fields of the manifest that change, such as `run`.
         """
         with self.writing():
             if check is not None:
                 check()
-            self._commit(batches, edits or {}, kept, replace(self.manifest, **facts), say)
+            self._commit(Change(batches, edits or {}, deleted), replace(self.manifest, **facts), renew, say)
 
     def _commit(
         self,
-        batches: Sequence[Batch],
-        edits: Mapping[str, tuple[str | None, str]],
-        kept: set[str] | None,
+        change: Change,
         manifest: Manifest,
+        renew: bool = False,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        kinds = self.manifest.vectors["kind"], manifest.vectors["kind"]
-        if kinds[0] != kinds[1] and kinds[0] != "float32" and kinds[1] == "float32" and kept != set() and len(self):
+        derived = partial(derive, say=say)
+        before, kind = self.manifest, manifest.vectors["kind"]
+        check_engine(kind, manifest.engine)
+        if kind == before.vectors["kind"]:
+            if kind != "float32" and not len(self) and change.batches:
+                manifest = with_loss(manifest, change.batches)
+            renew = renew or manifest.engine != before.engine or manifest.map["method"] != before.map["method"]
+            commit(self.state, change, manifest, derived, renew=renew)
+            self._load()
+            return
+        if any(change):
+            commit(self.state, change, before, derived)
+            self._load()
+            manifest = _with_counts(manifest, self.manifest)
+        self._change_kind(manifest, derived)
+
+    def _change_kind(self, manifest: Manifest, derived: Derive) -> None:
+        """Store all vectors as another kind of numbers."""
+        kinds, state = (self.manifest.vectors["kind"], manifest.vectors["kind"]), self.state
+        if kinds[1] == "float32" and len(state):
             raise ValueError(
                 f"vectors: got 'float32' for {self.folder}, whose vectors are {kinds[0]}; the other bits are gone; "
                 "expected `proxymetric index --rebuild`"
             )
-        before = None if manifest.dim != self.dim else self._generation
-        commit(self.folder, manifest, before, batches, edits, kept, say)
+        facts = {"kind": kinds[1], "bytes": stored_bytes(kinds[1], self.dim)}
+        if kinds[0] == "float32" and len(state):
+            some, labels = drawn_rows(len(state)), state.labels()
+            originals = torch.from_numpy(state.floats(state.living[some]).copy())
+            facts["lost"] = measure_loss(kinds[1], originals, [labels[row] for row in some])
+        elif "lost" in state.manifest.vectors:
+            facts["lost"] = state.manifest.vectors["lost"]
+        write_anew(self.folder, state, replace(manifest, vectors=facts), derived)
         self._load()
 
+    def replace_all(self, batches: Sequence[Batch], say: Callable[[str], None] | None = None, **facts: Any) -> None:
+        """Put other items in the place of all that there are, in one step; dimensions and model may be others."""
+        with self.writing():
+            manifest = replace(self.manifest, **facts)
+            check_engine(manifest.vectors["kind"], manifest.engine)
+            write_anew(self.folder, self.state, with_loss(manifest, batches), partial(derive, say=say), batches)
+            self._load()
+
+    def renew(self) -> None:
+        """Bring the map and the engine up to date: items that were added since are placed or compared one by one."""
+        self.change(renew=True)
+
+    def compact(self) -> None:
+        """Write all files anew, so that nothing of a removed item is left in them; it takes as long as copying them.
+
+        Raises:
+            ValueError: a file is damaged.
+        """
+        with self.writing():
+            write_anew(self.folder, self.state, self.manifest, derive)
+            self._load()
+
     def verify(self) -> None:
-        """Read all files and compare them with the checksums of the manifest.
+        """Read all files and compare them with their checksums.
 
         Raises:
             ValueError: a file is damaged.
@@ -562,5 +609,7 @@ class StoredIndex:
             raise ValueError(f"ids: got {unknown!r}, which the index does not have; expected ids of {self.folder}")
 
 
-def _item(row: Row, number: int) -> Item:
-    return Item(row.id, row.label, row.values(), number)
+def _with_counts(manifest: Manifest, now: Manifest) -> Manifest:
+    """Chosen facts, with the counts and files of another manifest."""
+    names = ("generation", "count", "columns", "added", "rows", "pictures", "log", "base", "store", "files", "derived")
+    return replace(manifest, **{name: getattr(now, name) for name in names})

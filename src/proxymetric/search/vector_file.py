@@ -17,7 +17,7 @@ from proxymetric.search.engines.binary import Binary
 from proxymetric.search.engines.exact import Exact
 from proxymetric.search.engines.int8 import Int8
 from proxymetric.search.items import FileEmbedder, loaded
-from proxymetric.search.stored_vectors import stored_bytes
+from proxymetric.search.storage.state import stored_bytes
 from proxymetric.system.files import check_output, replacing
 from proxymetric.system.tensor_files import read_header, read_tensors, write_tensors
 from proxymetric.system.text import visible

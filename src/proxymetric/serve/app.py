@@ -28,7 +28,7 @@ from proxymetric.arguments.signatures import did_you_mean
 from proxymetric.data.decoding import BadImage
 from proxymetric.data.image_bytes import TooManyPixels
 from proxymetric.search import Index
-from proxymetric.search.rows import CLASS_COLUMN
+from proxymetric.search.conditions import CLASS_COLUMN
 from proxymetric.serve import schemas
 from proxymetric.serve.batching import Batcher
 from proxymetric.serve.counters import FOLDER_VARIABLE, Counters

@@ -1,23 +1,27 @@
 """Engines: ways to find the nearest vectors, behind one small interface.
 
-An engine is built with each state of an index and opened with it. A new engine is a file here and a line in `ENGINES`.
+An engine is opened with each state of an index; some are built when the log is merged. A new engine is a file here and
+a line in `ENGINES`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from proxymetric.arguments.signatures import one_of
-from proxymetric.search.engines import faiss, milvus
+from proxymetric.search.engines import faiss
+from proxymetric.search.engines.binary import Binary
 from proxymetric.search.engines.earlier import Earlier
 from proxymetric.search.engines.exact import Exact
+from proxymetric.search.engines.int8 import Int8
+from proxymetric.search.storage.state import State
 
-__all__ = ["ENGINES", "Earlier", "Engine", "Exact", "build_engine", "check_settings", "clean_engine", "open_engine"]
+__all__ = ["ENGINES", "Earlier", "Engine", "Exact", "build_engine", "check_engine", "check_settings", "open_engine"]
 
 
 class Engine(Protocol):
@@ -25,13 +29,13 @@ class Engine(Protocol):
 
     name: str
 
-    def search(self, queries: Tensor, k: int, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def search(self, queries: Tensor, k: int, mask: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
         """Return similarities and rows (Q, k), nearest first; equal similarities in the order of the rows.
 
         Args:
             queries: (Q, D) of unit length.
             k: results for each query; fewer come back if there are fewer vectors.
-            rows: (M,) sorted rows to search among; None: all.
+            mask: (rows,) bool, the rows to search among; None: all.
         """
         ...
 
@@ -39,31 +43,30 @@ class Engine(Protocol):
 class EngineKind(NamedTuple):
     """How an engine is built and opened."""
 
-    build: Callable[[dict[str, Any], np.ndarray, Path, Earlier | None], tuple[dict[str, Any], list[str]]]
-    """takes settings, vectors, a folder, and the state before the change, if there is one; returns the settings with
-    facts, and the names of the files it wrote"""
-    open: Callable[[dict[str, Any], Tensor, Path], Engine]
-    """takes the settings with facts, the vectors and the folder"""
-    clean: Callable[[dict[str, Any]], None] = lambda settings: None
-    """takes the settings with facts after a change, and removes what earlier states left outside of the folder"""
-
-    settings: tuple[str, ...] | None = ()
-    """the settings that a user may give; None: `build` checks them"""
+    open: Callable[[dict[str, Any], State], Engine]
+    """takes the settings with facts, and the state"""
+    build: Callable[[dict[str, Any], State, str, Earlier | None], tuple[dict[str, Any], list[str]]] = (
+        lambda settings, state, stem, earlier: (settings, [])
+    )
+    """takes settings, the state, how the names of its files begin, and the engine before the change, if there is one;
+    returns the settings with facts, and the names of its files"""
+    settings: tuple[str, ...] = ()
+    """the settings that a user may give"""
     facts: tuple[str, ...] = ()
     """what `build` adds to the settings"""
 
 
-def _nothing(
-    settings: dict[str, Any], vectors: np.ndarray, folder: Path, earlier: Earlier | None
-) -> tuple[dict[str, Any], list[str]]:
-    """An engine that needs nothing but the vectors."""
-    return settings, []
+def _open_exact(settings: dict[str, Any], state: State) -> Engine:
+    """The exact search in vectors of each kind."""
+    arrays = {ending: torch.from_numpy(array) for ending, array in state.arrays.items()}
+    if "float32" in arrays:
+        return Exact(arrays["float32"])
+    return Binary(arrays["bits"], arrays["int8"]) if "bits" in arrays else Int8(arrays["int8"])
 
 
 ENGINES = {
-    "exact": EngineKind(_nothing, lambda settings, vectors, folder: Exact(vectors)),
-    "faiss": EngineKind(faiss.build, faiss.Faiss.open, settings=("kind",), facts=faiss.FACTS),
-    "milvus": EngineKind(milvus.build, milvus.Milvus.open, milvus.clean, settings=None),
+    "exact": EngineKind(_open_exact),
+    "faiss": EngineKind(faiss.Faiss.open, faiss.build, settings=("kind",), facts=faiss.FACTS),
 }
 """name -> engine"""
 
@@ -83,24 +86,37 @@ def check_settings(settings: dict[str, Any]) -> None:
     name = settings.get("name")
     one_of("engine", name, ENGINES)
     engine = ENGINES[str(name)]
-    for key in settings if engine.settings is not None else ():
-        if key in ("name", *engine.facts, *(engine.settings or ())):
+    for key in settings:
+        if key in ("name", *engine.facts, *engine.settings):
             continue
         if not engine.settings:
             raise ValueError(f"engine: got the setting {key!r} for {name!r}, expected none: it has no settings")
         one_of(f"setting of the engine {name!r}", key, engine.settings)
 
 
+def check_engine(kind: str, engine: dict[str, Any]) -> None:
+    """Refuse small vectors for an engine that keeps 32-bit numbers of its own.
+
+    Raises:
+        ValueError: the engine is not the exact one.
+    """
+    if kind != "float32" and engine.get("name") != "exact":
+        raise ValueError(
+            f"vectors: got {kind!r} with the engine {engine.get('name')!r}, which keeps 32-bit numbers of its own; "
+            "expected the engine 'exact', or vectors 'float32'"
+        )
+
+
 def build_engine(
-    settings: dict[str, Any], vectors: np.ndarray, folder: Path, earlier: Earlier | None = None
+    settings: dict[str, Any], state: State, stem: str, earlier: Earlier | None = None
 ) -> tuple[dict[str, Any], list[str]]:
     """Build the engine of an index.
 
     Args:
         settings: `name`, and settings of that engine.
-        vectors: (N, D) of unit length.
-        folder: where it writes its files.
-        earlier: the state before the change, which an engine may extend; None: there is none.
+        state: the state whose vectors it searches.
+        stem: how the names of its files begin, in the folder of the index.
+        earlier: the engine before the change, which may be extended; None: there is none.
 
     Returns:
         The settings with facts about the engine, and the names of its files.
@@ -109,28 +125,19 @@ def build_engine(
         ValueError: the name or a setting is unknown, or the extra that it needs is not installed.
     """
     check_settings(settings)
-    return ENGINES[settings["name"]].build(settings, vectors, folder, earlier)
+    check_engine(state.manifest.vectors["kind"], settings)
+    return ENGINES[settings["name"]].build(settings, state, stem, earlier)
 
 
-def open_engine(settings: dict[str, Any], vectors: Tensor, folder: Path) -> Engine:
+def open_engine(settings: dict[str, Any], state: State) -> Engine:
     """Open the engine of an index.
 
     Args:
-        settings: what `build_engine` returned.
-        vectors: (N, D) of unit length.
-        folder: where its files are.
+        settings: what `build_engine` returned, or the settings of an engine that was not built yet.
+        state: the state whose vectors it searches.
 
     Raises:
         ValueError: the name is unknown, the extra that it needs is not installed, or a file is damaged.
     """
     one_of("engine", settings.get("name"), ENGINES)
-    return ENGINES[settings["name"]].open(settings, vectors, folder)
-
-
-def clean_engine(settings: dict[str, Any]) -> None:
-    """Remove what earlier states of an index left outside of its folder; called when a change is complete.
-
-    Args:
-        settings: what `build_engine` returned for the newest state.
-    """
-    ENGINES[settings["name"]].clean(settings)
+    return ENGINES[settings["name"]].open(settings, state)

@@ -35,8 +35,9 @@ class Binary:
     def __init__(self, bits: Tensor, codes: Tensor) -> None:
         self.bits, self.codes = bits, codes
 
-    def search(self, queries: Tensor, k: int, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def search(self, queries: Tensor, k: int, mask: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
         """Find the nearest vectors of each query; see `Engine`."""
+        rows = None if mask is None else torch.from_numpy(np.flatnonzero(mask))
         bits = self.bits if rows is None else self.bits[rows]
         total = len(bits)
         k = min(k, total)

@@ -1,7 +1,8 @@
-"""The state of an engine before a change, from which the next state can be made."""
+"""The engine of the state before a change, from which the next one can be made."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,11 +10,13 @@ import numpy as np
 
 
 class Earlier(NamedTuple):
-    """The state of an engine before a change."""
+    """The engine of the state before a change."""
 
     settings: dict[str, Any]
     """its settings with facts"""
     folder: Path
     """where its files are"""
+    files: Collection[str]
+    """the names of the files of the map and of the engine before"""
     rows: np.ndarray
-    """(N,) for each vector after the change, its row before; -1 for a new vector"""
+    """(count,) for each item after the change, in the order of its rows, its row before; -1 for a new one"""

@@ -14,6 +14,12 @@ GROUP = 64
 """similarities of which only the largest is looked at first"""
 
 
+FEW = 8
+"""a search among at most this part of the vectors copies them first; one among more compares all of them"""
+LEFT_OUT = -2.0
+"""the similarity of a vector that is not searched"""
+
+
 class Exact:
     """Search by comparing every vector: exact, and the fastest way up to about 200,000 vectors.
 
@@ -32,34 +38,44 @@ class Exact:
         self.vectors = vectors
         self._array = vectors.numpy() if vectors.device.type == "cpu" else None
 
-    def search(self, queries: Tensor, k: int, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def search(self, queries: Tensor, k: int, mask: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
         """Find the nearest vectors of each query.
 
         Args:
             queries: (Q, D) of unit length.
             k: results for each query; fewer come back if there are fewer vectors.
-            rows: (M,) sorted rows to search among; None: all.
+            mask: (N,) bool, the vectors to search among; None: all.
 
         Returns:
             Similarities and rows (Q, min(k, M)), nearest first; equal similarities are in the order of the rows.
         """
+        rows = None
+        if mask is not None:
+            count = int(np.count_nonzero(mask))
+            if FEW * count <= len(mask):  # to copy these vectors takes less time than to compare all
+                rows, mask = torch.from_numpy(np.flatnonzero(mask)), None
+            k = min(k, count)
         if rows is None and queries.shape[0] == 1 and self._array is not None and k > 0:  # all similarities are few
-            return _search_for_one(queries.numpy(), self._array, k)
+            return _search_for_one(queries.numpy(), self._array, k, mask)
         if self._array is None:  # a training in the same process may have turned on TF32
             with full_precision(self.vectors.device.type):
-                return self._search(queries, k, rows)
-        return self._search(queries, k, rows)
+                return self._search(queries, k, rows, mask)
+        return self._search(queries, k, rows, mask)
 
-    def _search(self, queries: Tensor, k: int, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _search(self, queries: Tensor, k: int, rows: Tensor | None, mask: np.ndarray | None) -> tuple[Tensor, Tensor]:
         """Find the nearest vectors of each query, some of the vectors at a time."""
         total = len(self.vectors) if rows is None else len(rows)
         k = min(k, total)
+        left_out = None if mask is None else torch.from_numpy(~mask).to(self.vectors.device)
         best = queries.new_empty(len(queries), 0)
         places = queries.new_empty(len(queries), 0, dtype=torch.long)
         for start in range(0, total, CHUNK_ROWS):
             stop = min(start + CHUNK_ROWS, total)
             part = self.vectors[start:stop] if rows is None else self.vectors[rows[start:stop]]
-            similarities, columns = top_k(_products(queries, part), k)
+            products = _products(queries, part)
+            if left_out is not None:
+                products.masked_fill_(left_out[start:stop], LEFT_OUT)
+            similarities, columns = top_k(products, k)
             if start == 0:
                 best, places = similarities, columns
                 continue
@@ -68,13 +84,15 @@ class Exact:
         return best, places if rows is None else rows[places]
 
 
-def _search_for_one(query: np.ndarray, vectors: np.ndarray, k: int) -> tuple[Tensor, Tensor]:
+def _search_for_one(query: np.ndarray, vectors: np.ndarray, k: int, mask: np.ndarray | None) -> tuple[Tensor, Tensor]:
     """Search for one query (1, D) among all vectors, on a CPU.
 
     PyTorch is kept out of it: reading the vectors drives its code out of the cache, and then each small operation costs
     as much as reading some hundred vectors.
     """
     similarities = vectors @ query[0]
+    if mask is not None:
+        np.copyto(similarities, LEFT_OUT, where=~mask)
     columns = _top_k_of_one(similarities, k)
     return torch.from_numpy(similarities[columns][None]), torch.from_numpy(columns[None])
 

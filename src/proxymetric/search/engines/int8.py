@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,8 +31,9 @@ class Int8:
     def __init__(self, codes: Tensor) -> None:
         self.codes = codes
 
-    def search(self, queries: Tensor, k: int, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def search(self, queries: Tensor, k: int, mask: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
         """Find the nearest vectors of each query; see `Engine`."""
+        rows = None if mask is None else torch.from_numpy(np.flatnonzero(mask))
         total = len(self.codes) if rows is None else len(rows)
         similarities = torch.empty(len(queries), total)
         floats = torch.empty(min(CHUNK_ROWS, total), self.codes.shape[1])
