@@ -13,7 +13,6 @@ import pytest
 import torch
 from PIL import Image
 
-from proxymetric.search.generation import commit
 from proxymetric.search.index import Index
 from proxymetric.search.manifest import FILE
 from proxymetric.system.files import NotSaved
@@ -66,7 +65,7 @@ def test_a_manifest_that_cannot_be_written(index):
     before = bytes_of(index.folder)
     (index.folder / f".{FILE}.{os.getpid()}.part").mkdir()
     with pytest.raises(NotSaved, match=rf"could not save {index.folder}/{FILE}: .*; the earlier file is unchanged"):
-        commit(index.folder, index.manifest, None, [], {})
+        index.add(["new"], torch.randn(1, 64), thumbnails=[bytes(100)])
     assert bytes_of(index.folder) == before
     assert len(Index.open(index.folder)) == 100
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import json
 import os
-import re
+import random
 import sqlite3
 import threading
 import time
@@ -20,6 +19,7 @@ import torch
 import proxymetric as pm
 from proxymetric.search import Index, VectorFile
 from proxymetric.search.engines.exact import CHUNK_ROWS, Exact, top_k
+from proxymetric.search.storage import state
 
 IDS = [f"{number:02d}.jpg" for number in range(50)]
 
@@ -99,7 +99,7 @@ def test_changes_by_id(index, vectors, tmp_path):
     index.delete(IDS[:40])
     assert (len(index), IDS[4] in index, index.ids) == (10, False, IDS[40:])
     index.add(["z/ß 名.jpg", "A"], torch.eye(6)[:2])
-    assert index.ids == [*IDS[40:], "A", "z/ß 名.jpg"]
+    assert index.ids == [*IDS[40:], "z/ß 名.jpg", "A"], "in the order in which they were added"
     assert index.thumbnail("A") is None
     again = Index.open(tmp_path / "a.index", "m1")
     assert again.ids == index.ids
@@ -109,26 +109,39 @@ def test_changes_by_id(index, vectors, tmp_path):
     again.verify()
 
 
-def test_the_history_of_an_index_does_not_show(index, vectors, tmp_path):
-    other = Index.create(tmp_path / "b.index", dim=6, model="m1")
-    labels = [f"class{number % 5}" for number in range(50)]
-    for start in (40, 0, 20):
-        rows = list(range(start, start + (20 if start < 40 else 10)))
-        other.add([IDS[row] for row in rows], vectors[rows], labels=[labels[row] for row in rows])
-    assert other.ids == index.ids
-    assert torch.equal(other.vectors, index.vectors)
-    assert other.labels == index.labels
-
-
-def test_thumbnails_that_are_gone_do_not_stay_on_disk(index):
-    packs = index.folder / "thumbnails"
-    size = sum(file.stat().st_size for file in packs.iterdir())
+def test_nothing_of_removed_items_stays_in_the_files(index):
+    """Their bytes are gone after `compact`, and at once when most items are removed."""
+    index.update([IDS[1]], metadata=[{"secret": "Rumpelstilzchen"}])
+    index.update([IDS[1]], metadata=[{}])
+    assert any(b"Rumpelstilzchen" in file.read_bytes() for file in index.folder.iterdir())
+    index.compact()
+    assert not any(b"Rumpelstilzchen" in file.read_bytes() for file in index.folder.iterdir())
     index.delete(IDS[5:])
-    assert sum(file.stat().st_size for file in packs.iterdir()) == sum(range(1, 6)) < size
+    (pictures,) = index.folder.glob("thumbnails-*.bin")
+    (vectors,) = index.folder.glob("vectors-*.float32")
+    assert (pictures.stat().st_size, vectors.stat().st_size) == (sum(range(1, 6)), 5 * 6 * 4)
     assert [index.thumbnail(item) for item in IDS[:5]] == [bytes([number]) * (number + 1) for number in range(5)]
     index.delete(IDS[:5])
-    assert list(packs.iterdir()) == []
+    assert (index.ids, index.labels, index.manifest.columns) == ([], [], [])
     assert index.search(torch.ones(1, 6)) == [[]]
+
+
+def test_a_change_writes_as_much_as_it_changes(tmp_path):
+    """The files that grow keep what they have, and nothing else is written than the manifest."""
+    index = Index.create(tmp_path / "a.index", dim=64, map="none")
+    index.add([str(number) for number in range(3_000)], torch.randn(3_000, 64), thumbnails=[b"picture"] * 3_000)
+    before = {file: (file.read_bytes(), file.stat().st_ino) for file in index.folder.iterdir()}
+    index.add(["new"], torch.randn(1, 64), thumbnails=[b"picture"])
+    index.update(["7"], labels=["wren"])
+    index.delete(["8"])
+    written = 0
+    for file, (content, node) in before.items():
+        if file.name != "manifest.json":
+            assert file.stat().st_ino == node
+            assert file.read_bytes()[: len(content)] == content, f"{file} only grows"
+            written += file.stat().st_size - len(content)
+    assert {file.name for file in index.folder.iterdir()} == {file.name for file in before}
+    assert written < 64 * 4 + 700
 
 
 def test_a_reader_keeps_its_state_until_it_reloads(index, vectors):
@@ -172,24 +185,28 @@ def test_readers_in_threads_while_it_changes(index, vectors):
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the open files of a process are not listed here")
 def test_a_state_that_was_replaced_is_closed_when_its_last_reader_ends(index, vectors):
-    """Also before the garbage collector runs: a service opens a new state after each change."""
+    """Also before the garbage collector runs: a service opens a new state after each merge."""
 
     def open_states() -> list[str]:
-        files = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
-        return sorted(file.split("/")[-2] for file in files if str(index.folder) in file and "items.sqlite" in file)
+        files = [
+            os.path.basename(os.path.realpath(f"/proc/self/fd/{number}")) for number in os.listdir("/proc/self/fd")
+        ]
+        return sorted({file.split()[0] for file in files if file.startswith("items-")})
 
     gc.collect()
+    before = open_states()
     gc.disable()
     try:
-        reader = iter(index._generation.rows)
+        reader = iter(index.state)
         ids = [next(reader).id]
         for number in range(3):
             index.add([f"new{number}"], vectors[:1])
-        assert open_states() == ["00000002", "00000005"], "the one that is read, and the newest"
+            index.compact()
+        assert len(open_states()) == len(before) + 1, "the one that is read, and the newest"
         ids += [row.id for row in reader]
         assert ids == IDS
         del reader
-        assert open_states() == ["00000005"]
+        assert len(open_states()) == len(before)
     finally:
         gc.enable()
 
@@ -246,7 +263,15 @@ def test_another_writer_is_refused(index):
         (lambda i: i.add(["a"], torch.ones(1, 6), labels=["b", "c"]), "labels: got 2 for 1 ids"),
         (lambda i: i.add(["a"], torch.ones(1, 6), labels=[3]), "labels: got 3, expected None, or text"),
         (lambda i: i.add(["a"], torch.ones(1, 6), metadata=[{"class": "x"}]), "metadata: got the column 'class'"),
-        (lambda i: i.add(["a"], torch.ones(1, 6), metadata=[{"x": [1]}]), r"metadata: got x=\[1\], expected text"),
+        (lambda i: i.add(["a"], torch.ones(1, 6), metadata=[{"x": [1]}]), r"metadata: got x=\[1\], expected a list of"),
+        (lambda i: i.add(["a"], torch.ones(1, 6), metadata=[{"x": {}}]), r"metadata: got x=\{\}, expected text"),
+        (lambda i: i.search(torch.ones(1, 6), where=["pricee<5"]), "where: got 'pricee', .*did you mean 'price'"),
+        (lambda i: i.search(torch.ones(1, 6), where=["price<x"]), "where: got price<x, expected a number or a date"),
+        (lambda i: i.search(torch.ones(1, 6), where=["price"]), "where: got 'price', expected COLUMN=VALUE, or one of"),
+        (lambda i: i.search(torch.ones(1, 6), where={"price": {"<<": 1}}), "where price: got '<<', expected one of"),
+        (lambda i: i.search(torch.ones(1, 6), offset=-1), "offset: got -1, expected at least 0"),
+        (lambda i: i.search(torch.ones(1, 6), min_similarity=2), "min_similarity: got 2, expected a similarity"),
+        (lambda i: i.search(torch.ones(1, 6), one_per="shp"), "one_per: got 'shp', .*did you mean 'shop'"),
         (lambda i: i.update(["none"], labels=["x"]), "ids: got 'none', which the index does not have"),
         (lambda i: i.delete(["00.jpg", "none"]), "ids: got 'none', which the index does not have"),
         (lambda i: i.search(torch.ones(1, 6), k=0), "k: got 0, expected at least 1"),
@@ -267,8 +292,8 @@ def test_mistakes_are_named_and_change_nothing(index, call, said):
 
 
 def damage(kind, folder):
-    manifest = json.loads((folder / "manifest.json").read_text())
-    vectors = folder / "generations" / f"{manifest['generation']:08d}" / "vectors.npy"
+    content = json.loads((folder / "manifest.json").read_text())
+    (vectors,) = folder.glob("vectors-*.float32")
     if kind == "no folder":
         os.rename(folder, folder.with_name("moved"))
     elif kind == "no manifest":
@@ -277,8 +302,10 @@ def damage(kind, folder):
         (folder / "manifest.json").write_text("{")
     elif kind == "other manifest":
         (folder / "manifest.json").write_text('{"generation": "1", "count": 3, "dim": 6}')
-    elif kind == "later format":
-        (folder / "manifest.json").write_text(json.dumps(manifest | {"format": 3}))
+    elif kind in ("later format", "earlier format"):
+        (folder / "manifest.json").write_text(json.dumps(content | {"format": 4 if kind == "later format" else 2}))
+    elif kind == "other facts":
+        (folder / "manifest.json").write_text(json.dumps(content | {"count": 49}))
     elif kind == "cut vectors":
         vectors.write_bytes(vectors.read_bytes()[:-8])
     elif kind == "no vectors":
@@ -292,9 +319,11 @@ def damage(kind, folder):
         ("no manifest", "a.index, which has no manifest.json; expected a folder"),
         ("cut manifest", "manifest.json: got text that is not valid JSON"),
         ("other manifest", "a.index, whose manifest.json is damaged"),
-        ("later format", "a.index of format 3, expected format 2; a later version"),
-        ("cut vectors", "it was damaged after it was written"),
-        ("no vectors", r"vectors.npy is missing; expected all files that manifest.json names"),
+        ("later format", "a.index of format 4, expected format 3; a later version"),
+        ("earlier format", "a.index of format 2, expected format 3; an earlier version .*: make the index anew"),
+        ("other facts", "whose manifest.json is damaged .its checksum is that of another content"),
+        ("cut vectors", "float32, which has 1,192 bytes, expected at least 1,200: it was damaged"),
+        ("no vectors", r"vectors-\d+.float32 is missing; expected all files that manifest.json names"),
     ],
 )
 def test_a_damaged_index_is_refused(index, kind, said):
@@ -304,63 +333,113 @@ def test_a_damaged_index_is_refused(index, kind, said):
 
 
 @pytest.mark.parametrize(
-    ("statement", "call", "said"),
+    ("statement", "call"),
     [
-        ("DELETE FROM items WHERE row = 7", lambda i: i["07.jpg"], "'07.jpg'"),
-        ("DELETE FROM items WHERE row = 7", lambda i: i.delete(["08.jpg"]), "it has no row 7"),
-        ("DELETE FROM items WHERE row = 7", lambda i: i.search(i.vectors[:1], k=50), "it has no row 7"),
-        ("UPDATE items SET metadata = '2.5'", lambda i: i["07.jpg"], "the metadata '2.5', expected a JSON object"),
-        ("UPDATE items SET metadata = '{'", lambda i: i.delete(["08.jpg"]), "the metadata '{', expected a JSON object"),
-        ("UPDATE items SET label = x'00ff'", lambda i: i.search(i.vectors[:1]), "row 0 has a value of another type"),
-        ("UPDATE items SET label = x'00ff'", lambda i: i.classes, "it has the label b'"),
-        ("UPDATE items SET pack = 'x'", lambda i: i.delete(["08.jpg"]), "row 0 has a value of another type"),
-        ("UPDATE items SET pack = 9", lambda i: i.delete(["08.jpg"]), "it names the thumbnails 9, which the manifest"),
+        ("DELETE FROM items WHERE number = 7", lambda i: i.search(i.vectors[:1], k=50)),
+        ("DELETE FROM items WHERE number = 7", lambda i: list(i.items())),
+        ("UPDATE items SET metadata = '2.5'", lambda i: i["07.jpg"]),
+        ("UPDATE items SET label = x'00ff'", lambda i: i.search(i.vectors[:1])),
+        ("UPDATE items SET number = number + 100", lambda i: i.thumbnail("07.jpg")),
+        ("UPDATE items SET start = 0", lambda i: i.update(["07.jpg"], labels=["x"])),
     ],
 )
-def test_a_changed_database_is_refused(index, statement, call, said):
-    (file,) = index.folder.glob("generations/*/items.sqlite")
+def test_each_row_of_a_large_index_has_its_checksum(index, vectors, statement, call, monkeypatch):
+    """The files of a large index are compared after it was opened; its rows are when they are read."""
+    monkeypatch.setattr(state, "CHECKED_AT_OPENING", 0)
+    monkeypatch.setattr(state.Check, "in_background", lambda *words: None)
+    index.compact()
+    (file,) = index.folder.glob("items-*.sqlite")
     with contextlib.closing(sqlite3.connect(file)) as database:
         database.execute(statement)
         database.commit()
-    before = {file: file.read_bytes() for file in index.folder.rglob("*") if file.is_file()}
-    with pytest.raises((ValueError, KeyError), match=re.escape(said)):
+    with pytest.raises(ValueError, match="it was damaged after it was written"):
         call(Index.open(index.folder))
-    assert {file: file.read_bytes() for file in index.folder.rglob("*") if file.is_file()} == before
 
 
-def test_a_flipped_bit_in_the_head_of_the_vectors_is_a_sentence(index):
-    """NumPy reads the head with Python's parser, which has errors of its own."""
-    (file,) = index.folder.glob("generations/*/vectors.npy")
-    content = file.read_bytes()
-    for place, bit in itertools.product(range(8, 100), range(8)):
-        file.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
+def test_no_flipped_bit_changes_an_answer(index, vectors):
+    """300 bits of all files: the index is refused, or answers as before."""
+    index.compact()
+    index.update(IDS[:3], labels=["other"] * 3)
+    index.add(["new"], vectors[:1] + 1, thumbnails=[b"picture"])
+    index.delete(IDS[-1:])
+    index.renew()
+    draw = random.Random(0)
+    files = [file for file in sorted(index.folder.iterdir()) if file.stat().st_size]
+    assert {file.name.split("-")[0] for file in files} >= {"vectors", "thumbnails", "items", "columns", "log", "map"}
+
+    def answers() -> list:
+        opened = Index.open(index.folder)
+        return [
+            opened.search(vectors[:5], k=60, where=["class=other,class1,class2"]), opened.labels, opened.ids,
+            [opened.thumbnail(item) for item in opened.ids], opened.vectors.tolist(), opened.points.tolist(),
+        ]  # fmt: skip
+
+    expected, refused = answers(), 0
+    for _ in range(300):
+        file = draw.choice(files)
+        content = bytearray(file.read_bytes())
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        whole = file.read_bytes()
+        file.write_bytes(content)
         try:
-            Index.open(index.folder)
+            assert answers() == expected, file
         except ValueError as error:
-            assert "index: got " in str(error), error
-
-
-def test_verify_finds_a_changed_bit(index):
+            assert "got " in str(error), error
+            refused += 1
+        file.write_bytes(whole)
+    assert refused == 300
     index.verify()
-    (file,) = (index.folder / "thumbnails").iterdir()
+
+
+def test_damage_of_a_large_index_is_found_in_the_background(index, vectors, monkeypatch):
+    monkeypatch.setattr(state, "CHECKED_AT_OPENING", 0)
+    index.compact()
+    (file,) = index.folder.glob("vectors-*.float32")
     content = bytearray(file.read_bytes())
-    content[7] ^= 1
+    content[100] ^= 1
     file.write_bytes(content)
-    with pytest.raises(ValueError, match=r"thumbnails/00000002\.pack was damaged"):
-        Index.open(index.folder).verify()
+    opened = Index.open(index.folder)
+    deadline = time.monotonic() + 60
+    while opened.state.check.fault is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with pytest.raises(ValueError, match=r"vectors-\d+.float32, which differs from what was written"):
+        opened.search(vectors[:1])
+
+
+def test_damaged_bytes_are_not_signed_again(index, monkeypatch):
+    """Neither a merge nor a copy gives damaged bytes a new checksum."""
+    monkeypatch.setattr(state, "CHECKED_AT_OPENING", 0)
+    monkeypatch.setattr(state.Check, "in_background", lambda *words: None)
+    opened = Index.open(index.folder)
+    (file,) = index.folder.glob("vectors-*.float32")
+    content = bytearray(file.read_bytes())
+    content[100] ^= 1
+    file.write_bytes(content)
+    before = (index.folder / "manifest.json").read_bytes()
+    with pytest.raises(ValueError, match=r"float32, which differs from what was written, from byte 0 on"):
+        opened.compact()
+    assert (index.folder / "manifest.json").read_bytes() == before
+    with pytest.raises(ValueError, match=r"vectors-\d+.float32 was damaged"):
+        opened.verify()
 
 
 def test_the_map_keeps_its_points_when_little_is_new(index, vectors):
+    """New items are placed among the others; the map is computed anew when many were placed."""
+    index.renew()
     before = dict(zip(index.ids, index.points.tolist(), strict=True))
-    near = vectors[3:4] + 1e-4
-    index.add(["new"], near)
-    after = dict(zip(index.ids, index.points.tolist(), strict=True))
-    place = after.pop("new")
-    assert after == before
-    np.testing.assert_allclose(place, before[IDS[3]], atol=1e-2)
-    assert index.manifest.map == {"method": "pca", "placed": 1}
+    index.add(["new"], vectors[3:4] + 1e-4)
+    for _ in range(2):
+        after = dict(zip(index.ids, index.points.tolist(), strict=True))
+        place = after.pop("new")
+        assert after == before
+        np.testing.assert_allclose(place, before[IDS[3]], atol=1e-2)
+        index.renew()
+    assert index.manifest.map == {"method": "pca", "placed": 1, "rows": 51}
+    index.delete(IDS[:2])
+    assert index.points.tolist() == [*map(before.get, IDS[2:]), place]
     index.add([f"n{number}" for number in range(12)], torch.randn(12, 6))
-    assert index.manifest.map == {"method": "pca", "placed": 0}, "made anew"
+    index.renew()
+    assert index.manifest.map == {"method": "pca", "placed": 0, "rows": index.manifest.rows}, "made anew"
 
 
 def test_arrays_of_numpy_are_vectors_too(tmp_path, vectors):
@@ -402,9 +481,13 @@ def test_chunks_do_not_change_the_answer():
     queries = torch.from_numpy(random.integers(-2, 3, (3, 4)).astype(np.float32))
     columns = (queries @ vectors.T).sort(dim=1, descending=True, stable=True).indices
     assert torch.equal(Exact(vectors).search(queries, 20)[1], columns[:, :20])
-    rows = torch.arange(1, CHUNK_ROWS + 500, 2)
-    columns = (queries @ vectors[rows].T).sort(dim=1, descending=True, stable=True).indices
-    assert torch.equal(Exact(vectors).search(queries, 20, rows)[1], rows[columns[:, :20]])
+    for step in (2, 50):  # all vectors are compared, or few are copied
+        rows = torch.arange(1, CHUNK_ROWS + 500, step)
+        mask = np.zeros(len(vectors), dtype=bool)
+        mask[rows] = True
+        columns = (queries @ vectors[rows].T).sort(dim=1, descending=True, stable=True).indices
+        assert torch.equal(Exact(vectors).search(queries, 20, mask)[1], rows[columns[:, :20]])
+        assert torch.equal(Exact(vectors).search(queries[:1], 20, mask)[1], rows[columns[:1, :20]])
 
 
 def test_it_is_public():

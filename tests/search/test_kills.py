@@ -8,7 +8,6 @@ import shutil
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,22 +22,18 @@ from training_runs import forks
 COUNT, DIM = 120, 8
 IDS = [f"{number:03d}" for number in range(COUNT)]
 EVENTS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "sqlite3.connect", "shutil.rmtree")
-"""audit events of operations on files; those of milvus-lite too, which is written in Python"""
+"""audit events of operations on files"""
 
 
 def vectors(seed: int, dim: int = DIM) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).normal(size=(COUNT, dim)).astype(np.float32))
 
 
-def settings_of(engine: str, place: Path) -> dict[str, Any]:
-    return {"name": engine, "uri": str(place / "a.db"), "batch": 16} if engine == "milvus" else {"name": engine}
-
-
 def make(place: Path, engine: str) -> None:
     """Index 100 vectors, in a new index or in one that a killed process has left empty."""
     target = place / "a.index"
     is_there = (target / "manifest.json").exists()
-    index = Index.open(target) if is_there else Index.create(target, DIM, engine=settings_of(engine, place), map="none")
+    index = Index.open(target) if is_there else Index.create(target, DIM, engine=engine, map="none")
     if not len(index):
         index.add(IDS[:100], vectors(0)[:100])
 
@@ -46,13 +41,13 @@ def make(place: Path, engine: str) -> None:
 def update(place: Path, engine: str) -> None:
     """Add 20, replace 10 and delete 10 in one step."""
     batch = new_items(DIM, IDS[90:], vectors(1)[90:], None, None, None)
-    Index.open(place / "a.index").change([batch], kept=set(IDS[10:100]))
+    Index.open(place / "a.index").change([batch], deleted=IDS[:10], renew=True)
 
 
 def rebuild(place: Path, engine: str) -> None:
     """Replace all vectors by those of another model, which has other dimensions."""
     batch = new_items(DIM + 2, IDS, vectors(2, DIM + 2), None, None, None)
-    open_to_rebuild(Index, place / "a.index").change([batch], kept=set(), dim=DIM + 2, model="another")
+    open_to_rebuild(Index, place / "a.index").replace_all([batch], dim=DIM + 2, model="another")
 
 
 CHANGES = {"index": make, "update": update, "rebuild": rebuild}
@@ -65,28 +60,18 @@ def contents(place: Path) -> list:
     index = Index.open(place / "a.index")
     index.verify()
     if len(index):
-        found = index.engine.search(index.vectors, 10)[1]
-        assert torch.equal(found, Exact(index.vectors).search(index.vectors, 10)[1])
-    if index.engine.name == "milvus":
-        assert_nothing_is_left_over(index.manifest.engine)
+        mask = index.state.is_living
+        found = index.engine.search(index.vectors, 10, mask)[1]
+        assert torch.equal(
+            found, Exact(torch.from_numpy(index.state.arrays["float32"])).search(index.vectors, 10, mask)[1]
+        )
     return [(item, index.vector(item).tolist()) for item in index.ids]
-
-
-def assert_nothing_is_left_over(facts: dict[str, Any]) -> None:
-    """A state that is complete has removed what killed changes wrote, and what only states before the last need."""
-    from proxymetric.search.engines.milvus_client import connect
-
-    client, state = connect(facts["uri"]), facts["state"]
-    is_killed = bool(client.query(facts["collection"], f"born == {state + 1} or died == {state + 1}"))
-    if not is_killed:
-        client.load_collection(facts["collection"])
-        assert client.query(facts["collection"], f"number >= 0 and died < {state}") == []
 
 
 def _work(steps: list[str], place: Path, engine: str, fatal: int, answer: Path) -> None:
     """Make changes, write what the index holds at the steps `look`, and how many operations on files a change needed.
 
-    This process is killed at its `fatal`-th operation on a file of the index or of the database.
+    This process is killed at its `fatal`-th operation on a file of the index.
     """
     torch.set_num_threads(1)
     operations, needed, seen = 0, 0, []
@@ -110,7 +95,7 @@ def _work(steps: list[str], place: Path, engine: str, fatal: int, answer: Path) 
 
 
 def work(steps: list[str], place: Path, engine: str, fatal: int = -1) -> tuple[int, list, int]:
-    """Exit code, states and operations of a process; its own, because one at a time opens a file of milvus-lite."""
+    """Exit code, states and operations of a process."""
     answer = place.with_name("answer")
     process = forks.Process(target=_work, args=(steps, place, engine, fatal, answer), daemon=True)
     process.start()
@@ -121,23 +106,20 @@ def work(steps: list[str], place: Path, engine: str, fatal: int = -1) -> tuple[i
     return 0, *pickle.loads(answer.read_bytes())
 
 
-ENGINES = {"faiss": pytest.mark.slow, "milvus": pytest.mark.release}
-"""engine -> when it is killed at seven moments; a store of milvus-lite is opened in seconds"""
-
-
 @pytest.mark.parametrize(
     ("engine", "change", "shares"),
     [
-        *((engine, "update", [0.5]) for engine in ENGINES),
+        ("exact", "update", [0.5]),
+        ("faiss", "update", [0.5]),
         *(
-            pytest.param(engine, change, np.linspace(0, 1, 7), marks=mark)
-            for engine, mark in ENGINES.items()
+            pytest.param(engine, change, np.linspace(0, 1, 7), marks=pytest.mark.slow)
+            for engine in ("exact", "faiss")
             for change in CHANGES
         ),
     ],
 )
 def test_killed_at_any_moment(engine, change, shares, tmp_path):
-    pytest.importorskip({"faiss": "faiss", "milvus": "milvus_lite"}[engine], reason="the extra is not installed")
+    pytest.importorskip("faiss", reason="the extra is not installed")
     place, start = tmp_path / "place", tmp_path / "start"
     place.mkdir()
     if change != "index":
@@ -157,8 +139,7 @@ def test_killed_at_any_moment(engine, change, shares, tmp_path):
         restore()
         fatal = 1 + round(share * (operations - 1))
         code, *_ = work([change], place, engine, fatal)
-        # Threads of milvus-lite do not always need the same number of operations.
-        assert code == -signal.SIGKILL or share > 0.8, f"at {fatal} of {operations}"
+        assert code == -signal.SIGKILL, f"at {fatal} of {operations}"
         code, states, _ = work(["look", change, "look"], place, engine)
         assert code == 0, f"killed at operation {fatal} of {operations}"
         assert states[0] in (before, after), f"killed at operation {fatal} of {operations}"

@@ -56,18 +56,18 @@ def rescue_added(folder: Path, manifest: Manifest) -> list[Batch]:
     if manifest.added == 0:
         return []
     try:
-        state = State(folder, replace(manifest, derived={}), is_checked=False)
-        ids = sorted(row.id for row in state if not row.stamp)
+        items = State(folder, replace(manifest, derived={}, rows=0, pictures=0), is_checked=False)
+        ids = sorted(row.id for row in items if not row.stamp)
     except (ValueError, OSError):
         count = _counted(manifest.added)
         raise ValueError(
             f"index: got {folder}, whose list of items ({items_file(manifest)}) cannot be read, and which has {count} "
-            "without a file that cannot be embedded again; expected the file as it was, or --drop-added to drop these items "
-            "(`proxymetric index add-class` adds photos again)"
+            "without a file that cannot be embedded again; expected the file as it was, or --drop-added to drop these "
+            "items (`proxymetric index add-class` adds photos again)"
         ) from None
     if damaged := damaged_files(folder, manifest, derived=False):
         raise ValueError(_damaged(folder, damaged, ids))
-    return [batch_of(state, ids)]
+    return [batch_of(State(folder, replace(manifest, derived={}), is_checked=False), ids)]
 
 
 def _damaged(folder: Path, damaged: Sequence[str], ids: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from proxymetric.search.engines.exact import FEW, LEFT_OUT, Exact
 from proxymetric.search.storage.state import State
 
 KINDS = ("auto", "hnsw", "ivf")
-FACTS = ("built", "built_for", "effort", "recall", "rows")
+FACTS = ("built", "built_for", "effort", "recall", "rows", "size")
 """what `build` adds to the settings"""
 MAX_HNSW = 500_000
 """up to this many vectors `auto` takes HNSW, which is faster to search; beyond IVF, which is faster to build"""
@@ -63,8 +63,8 @@ def build(
 
     Returns:
         The settings with `built`, the kind that was chosen; `effort`; `recall`, measured with that effort with vectors
-        that were not in the graph yet; `built_for`, the number of vectors when it was built anew; and `rows`, the rows
-        of the state that it knows. The names of its files.
+        that were not in the graph yet; `built_for`, the number of vectors when it was built anew; `rows`, the rows of
+        the state that it knows; `size`, the vectors that it has. The names of its files.
 
     Raises:
         ValueError: the kind is unknown, or faiss is not installed.
@@ -95,7 +95,8 @@ def build(
     files = [f"{stem}.faiss", f"{stem}.rows.npy"]
     _faiss().write_index(index, str(state.folder / files[0]))
     np.save(state.folder / files[1], rows)
-    return {"name": "faiss", "kind": kind, "built": chosen, **facts, "rows": state.manifest.rows}, files
+    facts |= {"rows": state.manifest.rows, "size": len(rows)}
+    return {"name": "faiss", "kind": kind, "built": chosen, **facts}, files
 
 
 def _kept(
@@ -106,7 +107,9 @@ def _kept(
     is_same = before.get("name") == "faiss" and before.get("built") == kind and len(files) == 2
     has_numbers = np.array_equal(earlier.rows[earlier.rows >= 0], state.living[earlier.rows >= 0])
     new = state.manifest.rows - before.get("rows", 0)
-    if is_same and has_numbers and 0 <= new <= MAX_TAIL_SHARE * before["rows"]:
+    gone = before.get("size", 0) - int((state.living < before.get("rows", 0)).sum())
+    few_changes = 0 <= new <= MAX_TAIL_SHARE * before.get("rows", 0) and gone <= MAX_DEAD_SHARE * before.get("size", 0)
+    if is_same and has_numbers and few_changes:
         return {**settings, **{key: before[key] for key in FACTS}}, files
     return None
 

@@ -47,14 +47,13 @@ def append(file: Path, length: int, parts: Iterable[bytes | memoryview]) -> list
         ValueError: the file is shorter than it should be.
     """
     parts = [part for part in parts if len(part)]
-    if not length:
-        file.unlink(missing_ok=True)  # of a killed process; a reader of another index may have it open
-    elif not parts:
+    if length and not parts:
         return []
-    elif file.stat().st_size < length:
+    if length and file.stat().st_size < length:
         raise ValueError(damage(file, f"has {file.stat().st_size:,} bytes, expected at least {length:,}"))
     blocks: list[Block] = []
-    with open(file, "r+b" if length else "xb") as opened:
+    file.touch()
+    with open(file, "r+b") as opened:
         try:
             opened.truncate(length)
             opened.seek(length)

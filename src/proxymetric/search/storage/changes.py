@@ -16,6 +16,7 @@ import torch
 
 from proxymetric.core.quantisation import bit_codes, int8_codes
 from proxymetric.search.batches import Batch
+from proxymetric.search.conditions import CLASS_COLUMN
 from proxymetric.search.manifest import FILE, Manifest, is_index, sync_file, sync_folder
 from proxymetric.search.storage.blocks import Block, append, check_blocks, facts_of, joined
 from proxymetric.search.storage.change_log import Entry, Row
@@ -118,7 +119,7 @@ def commit(state: State, change: Change, manifest: Manifest, derive: Derive, *, 
             manifest,
             count=before.count + sum(len(batch.ids) for batch in change.batches) - len(dead),
             added=before.added - without_file + sum(not row.stamp for row in entry.rows),
-            columns=sorted({*before.columns}.union(*(row.values() for row in entry.rows if row.metadata != "{}"))),
+            columns=_columns(state, entry),
         )
         changed = len(state.changes.rows) + len(state.changes.dead) + len(entry.rows) + len(dead)
         is_long = changed > min(MOST_LOG, max(LEAST_LOG, LOG_SHARE * state.table.rows))
@@ -267,6 +268,25 @@ def _store_edits(folder: Path, manifest: Manifest, edits: Mapping[str, Edit], en
     for place, (start, length, crc) in zip(places, stored, strict=True):
         entry.rows[place] = entry.rows[place]._replace(start=start, length=length, picture_crc=crc)
     return manifest
+
+
+def _columns(state: State, entry: Entry) -> list[str]:
+    """The metadata columns of which an item has a value after a change, sorted."""
+    names = {
+        name for row in entry.rows if row.metadata != "{}" for name, value in row.values().items() if value is not None
+    }
+    if not entry.dead and all(row.number >= state.manifest.rows for row in entry.rows):
+        return sorted({*state.manifest.columns, *names})
+    changes, stored = state.changes.extended([entry]), state.table
+    for values in changes.values.values():
+        names.update(name for name, value in values.items() if value is not None)
+    unchanged = stored.is_living.copy()
+    for numbers in (changes.dead, changes.rows):
+        unchanged[[number for number in numbers if number < stored.rows]] = False
+    for name in {*stored.places} - {CLASS_COLUMN} - names:
+        if (stored.codes[stored.places[name]][unchanged] >= 0).any():
+            names.add(name)
+    return sorted(names)
 
 
 def _known(state: State, item: str) -> int:

@@ -128,7 +128,7 @@ class ItemTable:
         try:
             with self._lock:
                 return self._connection.execute(statement, values).fetchall()
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise ValueError(damage(self._file, f"cannot be read ({error})")) from None
 
 

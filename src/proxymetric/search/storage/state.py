@@ -146,8 +146,8 @@ class Check:
         self.files: set[str] = set()
         """files that were written once and compared"""
 
-    def now(self, folder: Path, manifest: Manifest, blocks: Sequence[Block]) -> None:
-        """Compare all files that were not compared yet, and some blocks.
+    def sealed(self, folder: Path, manifest: Manifest) -> None:
+        """Compare the files that were written once and were not compared yet.
 
         Raises:
             ValueError: one is damaged.
@@ -156,7 +156,6 @@ class Check:
             if name not in self.files and facts_of(folder / name) != facts:
                 raise ValueError(damage(folder / name, "differs from what was written"))
             self.files.add(name)
-        check_blocks(folder, blocks)
 
     def in_background(self, folder: Path, manifest: Manifest, blocks: Sequence[Block]) -> None:
         """Compare the same while the index is being searched."""
@@ -173,10 +172,7 @@ class Check:
 
     def _slowly(self, folder: Path, manifest: Manifest, blocks: Sequence[Block]) -> None:
         """Compare block by block, with pauses, so that searches have the processor."""
-        for name, facts in {**manifest.files, **manifest.derived}.items():
-            if name not in self.files and facts_of(folder / name) != facts:
-                raise ValueError(damage(folder / name, "differs from what was written"))
-            self.files.add(name)
+        self.sealed(folder, manifest)
         for start in range(0, len(blocks), BLOCKS_AT_ONCE):
             check_blocks(folder, blocks[start : start + BLOCKS_AT_ONCE])
             time.sleep(PAUSE)
@@ -205,6 +201,10 @@ class State:
         for name, (size, _) in {**manifest.files, **manifest.derived}.items():
             if (actual := (folder / name).stat().st_size) != size:
                 raise ValueError(damage(folder / name, f"has {actual:,} bytes, expected {size:,}"))
+        self.check: Check = Check() if same is None else same.check
+        is_small = total_bytes(manifest) <= CHECKED_AT_OPENING
+        if is_checked and (is_small or before is not None):
+            self.check.sealed(folder, manifest)
         self.table: ItemTable = (
             ItemTable(folder / items_file(manifest), folder / columns_file(manifest))
             if before is None
@@ -219,14 +219,12 @@ class State:
         self.arrays = _arrays(folder, manifest)
         """ending of a file of vectors -> its numbers (rows, width)"""
         self._pictures = mapped_bytes(folder / pictures_file(manifest), manifest.pictures)
-        self.check: Check = Check() if same is None else same.check
         if not is_checked:
             return
-        new_blocks = [block for entry in entries for block in entry.blocks]
         if before is not None:
-            self.check.now(folder, manifest, new_blocks)
-        elif total_bytes(manifest) <= CHECKED_AT_OPENING:
-            self.check.now(folder, manifest, self.blocks())
+            check_blocks(folder, [block for entry in entries for block in entry.blocks])
+        elif is_small:
+            check_blocks(folder, self.blocks())
         else:
             self.check.in_background(folder, manifest, self.blocks())
 
@@ -294,22 +292,39 @@ class State:
         return [changed[number] if number in changed else next(stored) for number in numbers]
 
     def __iter__(self) -> Iterator[Row]:
-        """Iterate over all items, in the order of their rows."""
-        changed, dead, last = self.changes.rows, self.changes.dead, self.table.rows
+        """Iterate over all items, in the order of their rows.
+
+        Raises:
+            ValueError: an item is missing.
+        """
+        changed, dead, last, count = self.changes.rows, self.changes.dead, self.table.rows, 0
         for row in self.table:
             if row.number not in dead:
+                count += 1
                 yield changed.get(row.number, row)
-        yield from (changed[number] for number in sorted(changed) if number >= last)
+        newer = sorted(number for number in changed if number >= last)
+        self._check_count(count + len(newer))
+        yield from (changed[number] for number in newer)
 
     def texts(self, column: str) -> list[str]:
-        """Return `id` or `stamp` of all items, in the order of their rows."""
+        """Return `id` or `stamp` of all items, in the order of their rows.
+
+        Raises:
+            ValueError: an item is missing.
+        """
         changed, dead, last = self.changes.rows, self.changes.dead, self.table.rows
-        stored = [
+        texts = [
             getattr(changed[number], column) if number in changed else text
             for number, text in self.table.texts(column)
             if number not in dead
-        ]
-        return stored + [getattr(changed[number], column) for number in sorted(changed) if number >= last]
+        ] + [getattr(changed[number], column) for number in sorted(changed) if number >= last]
+        self._check_count(len(texts))
+        return texts
+
+    def _check_count(self, count: int) -> None:
+        if count != self.manifest.count:
+            fault = f"has {count:,} items instead of {self.manifest.count:,}"
+            raise ValueError(damage(self.folder / items_file(self.manifest), fault))
 
     def labels(self) -> list[str | None]:
         """Return the labels of all items, in the order of their rows."""
