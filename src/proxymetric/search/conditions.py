@@ -7,7 +7,6 @@ one. An item without a value matches no condition but "!=".
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -262,9 +261,19 @@ def matches(value: Any, condition: Condition) -> bool:
     return bool(Dictionary([value]).matching(condition)[0])
 
 
-def value_text(value: Any) -> str:
-    """The JSON text of a value, by which equal values of a column share a code."""
-    return json.dumps(value, ensure_ascii=False, sort_keys=True)
+def value_key(value: Any) -> Any:
+    """What stands for a value in a dictionary: 1, 1.0 and true are different, and a list cannot be a key.
+
+    Example:
+        >>> [value_of(value_key(value)) for value in ("a", 1, 1.0, True, ["a", "b"])]
+        ['a', 1, 1.0, True, ['a', 'b']]
+    """
+    return value if isinstance(value, str) else (type(value), tuple(value) if isinstance(value, list) else value)
+
+
+def value_of(key: Any) -> Any:
+    """The value that a key stands for."""
+    return key if isinstance(key, str) else key[0](key[1])
 
 
 def is_text(value: str) -> bool:

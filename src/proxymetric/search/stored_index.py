@@ -409,7 +409,7 @@ class StoredIndex:
         batch = new_items(self.dim, ids, vectors, labels, metadata, thumbnails)
 
         def check() -> None:
-            if known := next((item for item in batch.ids if item in self), None):
+            if known := next(iter(self.state.numbers_of(batch.ids)), None):
                 raise ValueError(f"ids: got {known!r}, which the index has already; expected a new id, or `update`")
 
         self.change([batch], check=check)
@@ -604,7 +604,8 @@ class StoredIndex:
             raise ValueError(f"without: got {len(without)} ids for {len(queries)} queries, expected one for each")
 
     def _check_known(self, ids: Sequence[str]) -> None:
-        unknown = next((item for item in ids if item not in self), None)
+        known = self.state.numbers_of(ids)
+        unknown = next((item for item in ids if item not in known), None)
         if unknown is not None:
             raise ValueError(f"ids: got {unknown!r}, which the index does not have; expected ids of {self.folder}")
 

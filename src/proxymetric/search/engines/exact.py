@@ -14,8 +14,8 @@ GROUP = 64
 """similarities of which only the largest is looked at first"""
 
 
-FEW = 8
-"""a search among at most this part of the vectors copies them first; one among more compares all of them"""
+COPY = 7
+"""a vector is copied, to be searched among a few, in the time of this many comparisons"""
 LEFT_OUT = -2.0
 """the similarity of a vector that is not searched"""
 
@@ -52,7 +52,7 @@ class Exact:
         rows = None
         if mask is not None:
             count = int(np.count_nonzero(mask))
-            if FEW * count <= len(mask):  # to copy these vectors takes less time than to compare all
+            if count * (COPY + len(queries)) <= len(mask) * len(queries):  # to compare all takes longer
                 rows, mask = torch.from_numpy(np.flatnonzero(mask)), None
             k = min(k, count)
         if rows is None and queries.shape[0] == 1 and self._array is not None and k > 0:  # all similarities are few

@@ -15,7 +15,7 @@ from torch import Tensor
 from proxymetric.arguments.signatures import one_of
 from proxymetric.search.array_files import load_array
 from proxymetric.search.engines.earlier import Earlier
-from proxymetric.search.engines.exact import FEW, LEFT_OUT, Exact
+from proxymetric.search.engines.exact import LEFT_OUT, Exact
 from proxymetric.search.storage.state import State
 
 KINDS = ("auto", "hnsw", "ivf")
@@ -42,6 +42,8 @@ EQUAL = 1e-5
 """similarities that differ by less are equal: engines add their products in different orders"""
 MAX_DEAD_SHARE, MAX_GROWN_SHARE = 0.1, 1.0
 """built anew when more than this share of its vectors is deleted or replaced, or when it has grown by this share"""
+MANY = 8
+"""a search among at most this part of the vectors is exact"""
 MAX_TAIL_SHARE = 0.05
 """share of newer rows, compared one by one, up to which the faiss index stays as it is"""
 
@@ -217,7 +219,7 @@ class Faiss:
         """Find the nearest vectors of each query; see `Engine`."""
         count = len(self.vectors) if mask is None else int(np.count_nonzero(mask))
         k = min(k, count)
-        if k == 0 or FEW * count <= len(self.vectors):
+        if k == 0 or MANY * count <= len(self.vectors):
             return self._exact.search(queries, k, mask)
         # faiss.contrib.torch_utils, which other libraries import, replaces `search` by one without `params`.
         search = getattr(self.index, "search_numpy", self.index.search)

@@ -109,7 +109,7 @@ def commit(state: State, change: Change, manifest: Manifest, derive: Derive, *, 
     with _undone(folder, before):
         manifest = replace(manifest, generation=before.generation + 1)
         gone = [*(item for batch in change.batches for item in batch.ids), *change.deleted]
-        dead = [(number, item) for item in gone if (number := state.number_of(item)) is not None]
+        dead = [(number, item) for item, number in state.numbers_of(gone).items()]
         entry = Entry(manifest.generation, _edited(state, change.edits), dead, [])
         manifest = _store_edits(folder, manifest, change.edits, entry)
         for batch in change.batches:
@@ -119,7 +119,6 @@ def commit(state: State, change: Change, manifest: Manifest, derive: Derive, *, 
             manifest,
             count=before.count + sum(len(batch.ids) for batch in change.batches) - len(dead),
             added=before.added - without_file + sum(not row.stamp for row in entry.rows),
-            columns=_columns(state, entry),
         )
         changed = len(state.changes.rows) + len(state.changes.dead) + len(entry.rows) + len(dead)
         is_long = changed > min(MOST_LOG, max(LEAST_LOG, LOG_SHARE * state.table.rows))
@@ -127,7 +126,8 @@ def commit(state: State, change: Change, manifest: Manifest, derive: Derive, *, 
             manifest = _merged(state, manifest, entry, derive)
         else:
             log = append(folder / log_file(before), before.log, [entry.to_bytes()]) if _says_something(entry) else []
-            manifest = replace(manifest, log=before.log + sum(block.length for block in log))
+            length = before.log + sum(block.length for block in log)
+            manifest = replace(manifest, log=length, columns=_columns(state, entry))
             if renew:
                 manifest = derive(State(folder, manifest, state, is_checked=False), state, None)
         manifest.write(folder)
@@ -254,7 +254,7 @@ def _append_pictures(
 def _edited(state: State, edits: Mapping[str, Edit]) -> list[Row]:
     """The items with their new labels and metadata."""
     ids = list(edits)
-    rows = state.at([_known(state, item) for item in ids])
+    rows = state.at(list(state.numbers_of(ids).values()))
     return [row._replace(label=edits[item].label, metadata=edits[item].metadata) for item, row in zip(ids, rows)]
 
 
@@ -287,12 +287,6 @@ def _columns(state: State, entry: Entry) -> list[str]:
         if (stored.codes[stored.places[name]][unchanged] >= 0).any():
             names.add(name)
     return sorted(names)
-
-
-def _known(state: State, item: str) -> int:
-    number = state.number_of(item)
-    assert number is not None, item
-    return number
 
 
 def _without_file(state: State, numbers: Sequence[int]) -> int:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from proxymetric.search.conditions import CLASS_COLUMN, Dictionary, value_text
+from proxymetric.search.conditions import CLASS_COLUMN, Dictionary, value_key, value_of
 from proxymetric.search.storage.blocks import Block, damage, mapped_rows
 from proxymetric.search.storage.change_log import Row
 
@@ -103,10 +103,14 @@ class ItemTable:
             yield from map(self._checked, rows)
             last = rows[-1][0]
 
-    def number_of(self, item: str) -> int | None:
-        """Return the row of an id; None if there is none."""
-        rows = self._ask("SELECT number FROM items WHERE id = ?", item)
-        return rows[0][0] if rows else None
+    def numbers_of(self, ids: Sequence[str]) -> dict[str, int]:
+        """Return the rows of those ids that there are."""
+        numbers: dict[str, int] = {}
+        for start in range(0, len(ids) if self.rows else 0, ROWS_PER_QUERY):
+            some = ids[start : start + ROWS_PER_QUERY]
+            marks = ",".join("?" * len(some))
+            numbers |= self._ask(f"SELECT id, number FROM items WHERE id IN ({marks})", *some)
+        return numbers
 
     def blocks(self) -> list[Block]:
         """Return the blocks of the files that grow, as of the merge."""
@@ -146,23 +150,21 @@ def write_items(items: Path, columns: Path, rows: Iterable[Row], count: int, blo
         The names of the metadata columns, sorted.
     """
     codes: dict[str, np.ndarray] = {CLASS_COLUMN: np.full(count, NO_ITEM, np.int32)}
-    dictionaries: dict[str, dict[str, int]] = {CLASS_COLUMN: {}}
+    dictionaries: dict[str, dict[Any, int]] = {CLASS_COLUMN: {}}
 
     def stored() -> Iterator[tuple[Any, ...]]:
         labels, label_codes = dictionaries[CLASS_COLUMN], codes[CLASS_COLUMN]
         for row in rows:
             number = row.number
-            label_codes[number] = (
-                NO_VALUE if row.label is None else labels.setdefault(value_text(row.label), len(labels))
-            )
+            label_codes[number] = NO_VALUE if row.label is None else labels.setdefault(row.label, len(labels))
             if row.metadata != "{}":
                 for column, value in row.values().items():
                     if value is None:
                         continue
                     if column not in codes:
                         codes[column], dictionaries[column] = np.full(count, NO_VALUE, np.int32), {}
-                    known = dictionaries[column]
-                    codes[column][number] = known.setdefault(value_text(value), len(known))
+                    known, key = dictionaries[column], value if type(value) is str else value_key(value)
+                    codes[column][number] = known.setdefault(key, len(known))
             yield *row, row.crc()
 
     connection = sqlite3.connect(items, isolation_level=None)
@@ -174,7 +176,7 @@ def write_items(items: Path, columns: Path, rows: Iterable[Row], count: int, blo
         connection.execute("BEGIN")
         connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", stored())
         names = sorted(codes)
-        texts = [f"[{','.join(dictionaries[name])}]" for name in names]
+        texts = [json.dumps([value_of(key) for key in dictionaries[name]], ensure_ascii=False) for name in names]
         connection.executemany("INSERT INTO columns VALUES (?, ?, ?)", zip(names, range(len(names)), texts))
         connection.executemany("INSERT INTO blocks VALUES (?, ?, ?, ?)", blocks)
         connection.execute("COMMIT")

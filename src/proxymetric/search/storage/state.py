@@ -17,7 +17,7 @@ import torch
 
 from proxymetric.core.quantisation import bytes_per_vector, from_int8
 from proxymetric.search.batches import Batch
-from proxymetric.search.conditions import CLASS_COLUMN, Condition, Dictionary, is_text, matches, value_text
+from proxymetric.search.conditions import CLASS_COLUMN, Condition, Dictionary, is_text, matches, value_key
 from proxymetric.search.manifest import FILE, Manifest
 from proxymetric.search.storage.blocks import (
     Block,
@@ -279,11 +279,17 @@ class State:
 
     def number_of(self, item: str) -> int | None:
         """Return the row of an id; None if there is none."""
-        if not is_text(item):
-            return None
-        if item in self.changes.numbers:
-            return self.changes.numbers[item]
-        return self.table.number_of(item)
+        return self.numbers_of([item]).get(item)
+
+    def numbers_of(self, ids: Sequence[str]) -> dict[str, int]:
+        """Return the rows of those ids that there are."""
+        changed = self.changes.numbers
+        stored = self.table.numbers_of([item for item in ids if item not in changed and is_text(item)])
+        return {
+            item: number
+            for item in ids
+            if (number := changed[item] if item in changed else stored.get(item)) is not None
+        }
 
     def at(self, numbers: Sequence[int]) -> list[Row]:
         """Return the items of some rows, in the order of the rows given."""
@@ -381,7 +387,7 @@ class State:
         """The rows of the log, the codes of their values in a column, and the values of these codes."""
         if column not in self._changed_columns:
             changed = self.changes.rows
-            known: dict[str, int] = {}
+            known: dict[Any, int] = {}
             different: list[Any] = []
             codes = np.empty(len(changed), np.int64)
             for place, (number, row) in enumerate(changed.items()):
@@ -389,7 +395,7 @@ class State:
                 if value is None:
                     codes[place] = -1
                     continue
-                codes[place] = code = known.setdefault(value_text(value), len(known))
+                codes[place] = code = known.setdefault(value_key(value), len(known))
                 if code == len(different):
                     different.append(value)
             numbers = np.fromiter(changed, np.int64, len(changed))
@@ -440,7 +446,7 @@ def open_state(folder: Path, earlier: State | None = None) -> State:
 
 def batch_of(state: State, ids: Sequence[str]) -> Batch:
     """Return those items of `ids` that a state has, to write them again."""
-    numbers = [number for item in ids if (number := state.number_of(item)) is not None]
+    numbers = list(state.numbers_of(ids).values())
     rows = state.at(numbers)
     return Batch(
         [row.id for row in rows],
