@@ -20,7 +20,7 @@ from proxymetric.search.conditions import CLASS_COLUMN
 from proxymetric.search.manifest import FILE, Manifest, is_index, sync_file, sync_folder
 from proxymetric.search.storage.blocks import Block, append, check_blocks, facts_of, joined
 from proxymetric.search.storage.change_log import Entry, Row
-from proxymetric.search.storage.item_table import write_items
+from proxymetric.search.storage.item_table import Kept, write_items
 from proxymetric.search.storage.state import (
     NUMBERS,
     State,
@@ -304,9 +304,13 @@ def _merged(state: State, manifest: Manifest, entry: Entry, derive: Derive) -> M
     vectors = sum(growing_files(manifest).values())
     if dead > MOST_DEAD * manifest.rows or (dead and vectors <= SMALL_STORE):
         return _copied(state, manifest, entry, derive)
+    state.check.sealed(state.folder, state.manifest)  # what is copied was compared before
     blocks = joined(state.folder, [*state.blocks(), *entry.blocks])
     manifest = replace(manifest, base=manifest.generation, log=0)
-    manifest = _with_table(state.folder, manifest, _rows(state, entry), manifest.rows, blocks)
+    changes, table = state.changes.extended([entry]), state.table
+    rows = (changes.rows[number] for number in sorted(changes.rows))
+    gone = [number for number in {*changes.rows, *changes.dead} if number < table.rows]
+    manifest = _with_table(state.folder, manifest, rows, manifest.rows, blocks, Kept(table, gone))
     return derive(State(state.folder, manifest, is_checked=False), state, None)
 
 
@@ -319,12 +323,19 @@ def _rows(state: State, entry: Entry) -> Iterator[Row]:
     yield from (changed[number] for number in sorted(changed))
 
 
-def _with_table(folder: Path, manifest: Manifest, rows: Iterable[Row], count: int, blocks: Sequence[Block]) -> Manifest:
+def _with_table(
+    folder: Path,
+    manifest: Manifest,
+    rows: Iterable[Row],
+    count: int,
+    blocks: Sequence[Block],
+    kept: Kept | None = None,
+) -> Manifest:
     """Write the items, their columns and an empty log; return the manifest with them."""
     items, columns = folder / items_file(manifest), folder / columns_file(manifest)
     for file in (items, columns):
         file.unlink(missing_ok=True)
-    names = write_items(items, columns, rows, count, blocks)
+    names = write_items(items, columns, rows, count, blocks, kept)
     append(folder / log_file(manifest), 0, [])
     for name in growing_files(manifest):
         if not (folder / name).exists():

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -49,11 +49,9 @@ class ItemTable:
     """
 
     def __init__(self, items: Path, columns: Path) -> None:
-        self._lock, self._file = threading.Lock(), items
+        self._lock, self.file = threading.Lock(), items
         try:
-            self._connection = sqlite3.connect(
-                f"file:{quote(str(items.absolute()))}?mode=ro&immutable=1", uri=True, check_same_thread=False
-            )
+            self._connection = sqlite3.connect(_read_only(items), uri=True, check_same_thread=False)
             # A connection refers to itself, so that its file would stay open until the garbage collector runs.
             weakref.finalize(self, self._connection.close).atexit = False
             self.places: dict[str, int] = dict(self._ask("SELECT name, place FROM columns"))
@@ -93,7 +91,7 @@ class ItemTable:
             for values in self._ask(f"SELECT * FROM items WHERE number IN ({marks})", *some):
                 rows[values[0]] = self._checked(values)
         if missing := [number for number in numbers if number not in rows]:
-            raise ValueError(damage(self._file, f"has no row {missing[0]}"))
+            raise ValueError(damage(self.file, f"has no row {missing[0]}"))
         return [rows[number] for number in numbers]
 
     def __iter__(self) -> Iterator[Row]:
@@ -126,63 +124,130 @@ class ItemTable:
         with contextlib.suppress(TypeError):  # bytes, where text was written
             if row.crc() == values[-1]:
                 return row
-        raise ValueError(damage(self._file, f"differs from what was written in row {row.number!r:.30}"))
+        raise ValueError(damage(self.file, f"differs from what was written in row {row.number!r:.30}"))
 
     def _ask(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         try:
             with self._lock:
                 return self._connection.execute(statement, values).fetchall()
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-            raise ValueError(damage(self._file, f"cannot be read ({error})")) from None
+            raise ValueError(damage(self.file, f"cannot be read ({error})")) from None
 
 
-def write_items(items: Path, columns: Path, rows: Iterable[Row], count: int, blocks: Sequence[Block]) -> list[str]:
+class Kept(NamedTuple):
+    """What a merge takes over from an earlier table.
+
+    Attributes:
+        table: the table.
+        gone: its rows that are not taken over: their items were removed, or come again with other values.
+    """
+
+    table: ItemTable
+    gone: Sequence[int]
+
+
+def write_items(
+    items: Path, columns: Path, rows: Iterable[Row], count: int, blocks: Sequence[Block], kept: Kept | None = None
+) -> list[str]:
     """Write the database and the codes of all columns.
 
     Args:
         items: the database; it does not exist.
         columns: the file of codes; it does not exist.
-        rows: the items, in the order of their rows.
+        rows: the items, in the order of their rows; without those that are kept.
         count: the rows of vectors; those without an item are dead.
         blocks: the blocks of the files that grow.
+        kept: the items of an earlier table that stay as they are, copied without being read one by one.
 
     Returns:
         The names of the metadata columns, sorted.
     """
-    codes: dict[str, np.ndarray] = {CLASS_COLUMN: np.full(count, NO_ITEM, np.int32)}
-    dictionaries: dict[str, dict[Any, int]] = {CLASS_COLUMN: {}}
-
-    def stored() -> Iterator[tuple[Any, ...]]:
-        labels, label_codes = dictionaries[CLASS_COLUMN], codes[CLASS_COLUMN]
-        for row in rows:
-            number = row.number
-            label_codes[number] = NO_VALUE if row.label is None else labels.setdefault(row.label, len(labels))
-            if row.metadata != "{}":
-                for column, value in row.values().items():
-                    if value is None:
-                        continue
-                    if column not in codes:
-                        codes[column], dictionaries[column] = np.full(count, NO_VALUE, np.int32), {}
-                    known, key = dictionaries[column], value if type(value) is str else value_key(value)
-                    codes[column][number] = known.setdefault(key, len(known))
-            yield *row, row.crc()
-
-    connection = sqlite3.connect(items, isolation_level=None)
+    coded = _Columns(count, kept)
+    connection = sqlite3.connect(items, isolation_level=None, uri=True)
     try:
         # The file is written anew under a name that nobody reads yet, so that no journal is necessary.
         connection.execute("PRAGMA journal_mode = OFF")
         connection.execute("PRAGMA synchronous = OFF")
         connection.executescript(SCHEMA)
+        if kept is not None:
+            connection.execute("ATTACH ? AS earlier", (_read_only(kept.table.file),))
         connection.execute("BEGIN")
-        connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", stored())
-        names = sorted(codes)
-        texts = [json.dumps([value_of(key) for key in dictionaries[name]], ensure_ascii=False) for name in names]
-        connection.executemany("INSERT INTO columns VALUES (?, ?, ?)", zip(names, range(len(names)), texts))
+        if kept is not None:
+            connection.execute("CREATE TEMP TABLE gone (number INTEGER PRIMARY KEY)")
+            connection.executemany("INSERT INTO gone VALUES (?)", ((int(number),) for number in kept.gone))
+            connection.execute(
+                "INSERT INTO items SELECT * FROM earlier.items WHERE number NOT IN (SELECT number FROM gone) "
+                "ORDER BY number"
+            )
+        connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", coded.through(rows))
+        written = coded.used()
+        texts = (
+            (name, place, json.dumps(values, ensure_ascii=False)) for place, (name, _, values) in enumerate(written)
+        )
+        connection.executemany("INSERT INTO columns VALUES (?, ?, ?)", texts)
         connection.executemany("INSERT INTO blocks VALUES (?, ?, ?, ?)", blocks)
         connection.execute("COMMIT")
     finally:
         connection.close()
     with open(columns, "xb") as opened:
-        for name in names:
-            opened.write(codes[name].data)
-    return [name for name in names if name != CLASS_COLUMN]
+        for _, codes, _ in written:
+            opened.write(codes.data)
+    return [name for name, _, _ in written if name != CLASS_COLUMN]
+
+
+class _Columns:
+    """The columns of items as codes of their different values, while a table is written."""
+
+    def __init__(self, count: int, kept: Kept | None) -> None:
+        self._count = count
+        self._codes: dict[str, np.ndarray] = {}
+        self._places: dict[str, dict[Any, int]] = {}
+        self._column(CLASS_COLUMN, NO_ITEM)
+        if kept is None:
+            return
+        table, gone = kept
+        for name, place in table.places.items():
+            codes = self._column(name)
+            codes[: table.rows] = table.codes[place]
+            codes[gone] = NO_ITEM if name == CLASS_COLUMN else NO_VALUE
+            self._places[name] = {value_key(value): code for code, value in enumerate(table.dictionary(name).values)}
+
+    def _column(self, name: str, empty: int = NO_VALUE) -> np.ndarray:
+        if name not in self._codes:
+            self._codes[name], self._places[name] = np.full(self._count, empty, np.int32), {}
+        return self._codes[name]
+
+    def through(self, rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
+        """Yield items as they are stored, and remember their values."""
+        labels, label_codes = self._places[CLASS_COLUMN], self._codes[CLASS_COLUMN]
+        for row in rows:
+            number = row.number
+            label_codes[number] = NO_VALUE if row.label is None else labels.setdefault(row.label, len(labels))
+            if row.metadata != "{}":
+                for name, value in row.values().items():
+                    if value is None:
+                        continue
+                    codes, key = self._column(name), value if type(value) is str else value_key(value)
+                    known = self._places[name]
+                    codes[number] = known.setdefault(key, len(known))
+            yield *row, row.crc()
+
+    def used(self) -> list[tuple[str, np.ndarray, list[Any]]]:
+        """Name, codes and values of each column of which an item has a value, sorted; nothing of others is left."""
+        columns = []
+        for name, codes in sorted(self._codes.items()):
+            values = [value_of(key) for key in self._places[name]]
+            is_used = np.zeros(len(values), dtype=bool)
+            is_used[codes[codes >= 0]] = True
+            if not is_used.any() and name != CLASS_COLUMN:
+                continue
+            new_codes = np.concatenate([np.cumsum(is_used) - 1, [NO_ITEM, NO_VALUE]]).astype(np.int32)
+            columns.append(
+                (name, new_codes[codes], [value for value, used in zip(values, is_used, strict=True) if used])
+            )
+        return columns
+
+
+def _read_only(file: Path) -> str:
+    """The address of a database that nobody changes."""
+    return f"file:{quote(str(file.absolute()))}?mode=ro&immutable=1"
