@@ -245,3 +245,35 @@ def test_mistakes_are_refused(tmp_path):
         index.identify(torch.eye(DIM)[:1])
     with pytest.raises(ValueError, match=r"queries: got a tensor of shape \(1, 3\)"):
         index.identify(torch.zeros(1, 3))
+
+
+def test_a_few_changes_are_followed_without_a_new_calibration(tmp_path):
+    """The centres are those of the items that are there; a new class is an answer at once."""
+    vectors, labels = classes(40, 12, 0)
+    index = filled(tmp_path / "a.index", vectors, labels)
+    index.identify(vectors[:1], far=0.1)
+    stored = (index.folder / FILE).read_bytes()
+    new, _ = classes(1, 3, 77)
+    index.add(["n0", "n1", "n2"], new, labels=["new"] * 3)
+    index.delete(["00000", "00013"])
+    index.update(["00030"], labels=[labels[60]])
+    for opened in (index, Index(index.folder)):
+        answer = opened.identify(new[:1] + 0.01, far=0.1)[0]
+        assert answer.label == "new"
+        identifier = Identifier(opened)
+        assert identifier.changes == 6
+        assert "the threshold is that of before the last changes, of 6 items" in identifier.note
+        members = [[row for row, label in enumerate(opened.labels) if label == name] for name in identifier.classes]
+        for code, rows in enumerate(members):
+            of_class = identifier.centres.owner == code
+            summed = identifier.centres.sums[of_class].sum(0)
+            torch.testing.assert_close(summed, opened.vectors[rows].sum(0), atol=1e-5, rtol=0)
+            assert int(identifier.centres.counts[of_class].sum()) == len(rows)
+    assert (index.folder / FILE).read_bytes() == stored
+    without = index.identify(new[:1], far=0.1, without=["n0"])[0]
+    assert without.similarity < index.identify(new[:1], far=0.1)[0].similarity
+    index.renew()
+    assert (index.folder / FILE).read_bytes() != stored
+    assert Identifier(index).changes == 0
+    index.delete([f"{number:05}" for number in range(100, 160)])
+    assert Identifier(index).changes == 0, "too many changes: it was calibrated anew"

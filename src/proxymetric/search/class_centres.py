@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -77,6 +77,39 @@ class ClassCentres:
             centre_of,
         )
 
+    def followed(self, vectors: Callable[[Tensor], Tensor], labels: Sequence[str | None]) -> ClassCentres:
+        """The centres after some changes: members that went are taken out of their centre, new ones join the closest.
+
+        Args:
+            vectors: rows (M,) -> their vectors (M, D), also of members that went.
+            labels: N classes now; None for a row without one, or that is gone.
+        """
+        names = [*self.names, *sorted({label for label in labels if label is not None}.difference(self.names))]
+        code = {name: number for number, name in enumerate(names)}
+        codes = torch.tensor([-1 if label is None else code[label] for label in labels], dtype=torch.long)
+        centre_of = torch.cat([self.centre_of, self.centre_of.new_full((len(labels) - len(self.centre_of),), -1)])
+        codes_then = torch.where(centre_of >= 0, self.owner[centre_of.clamp_min(0)], -1)
+        sums, counts, owner = self.sums.clone(), self.counts.clone(), self.owner
+        gone = ((codes_then >= 0) & (codes_then != codes)).nonzero().flatten()
+        sums.index_add_(0, centre_of[gone], -vectors(gone).float())
+        counts.index_add_(0, centre_of[gone], -torch.ones_like(gone))
+        sums[counts == 0] = 0.0
+        centre_of[gone] = -1
+        came = ((codes >= 0) & (centre_of < 0)).nonzero().flatten()
+        for row, vector in zip(came.tolist(), vectors(came).float(), strict=True):
+            candidates = ((owner == codes[row]) & (counts > 0)).nonzero().flatten()
+            if len(candidates):
+                similarities = torch.nn.functional.normalize(sums[candidates], dim=1) @ vector
+                centre = int(candidates[similarities.argmax()])
+                sums[centre] += vector
+                counts[centre] += 1
+            else:
+                centre = len(owner)
+                sums, counts = torch.cat([sums, vector[None]]), torch.cat([counts, counts.new_ones(1)])
+                owner = torch.cat([owner, codes[row : row + 1]])
+            centre_of[row] = centre
+        return ClassCentres(names, sums, counts, owner, centre_of)
+
     def scores(self, queries: Tensor, own_rows: Tensor | None = None, members: Tensor | None = None) -> Tensor:
         """Return the similarity of each query to each class: that to the closest centre of the class.
 
@@ -91,7 +124,7 @@ class ClassCentres:
         """
         lengths = self.sums.norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
         products = queries.float() @ self.sums.T
-        similarities = products / lengths
+        similarities = torch.where(self.counts > 0, products / lengths, -2.0)
         if own_rows is not None:
             rows = (own_rows >= 0).nonzero().flatten()
             rows = rows[self.centre_of[own_rows[rows]] >= 0]

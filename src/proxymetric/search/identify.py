@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,14 +17,17 @@ from proxymetric.search.batches import unit_rows
 from proxymetric.search.calibration import Impostors, Threshold, decide
 from proxymetric.search.class_centres import ClassCentres
 from proxymetric.search.items import LabelledItems
+from proxymetric.search.manifest import Manifest
 from proxymetric.search.run_knowledge import knowledge_stamp, run_knowledge
 from proxymetric.system.files import replacing
 from proxymetric.system.tensor_files import read_tensors, write_tensors
 
 FILE = "identify.safetensors"
 """the classes of an index and their calibration, made again when the index has changed"""
-FORMAT = 3
-"""2: without `centre_of`. 3: with it"""
+FORMAT = 4
+MAX_CHANGED = 0.1
+"""share of the labelled items that may have changed since the calibration: their classes are followed, the threshold
+stays"""
 MAX_ITEMS = 5_000
 """labelled items that calibrate; of more, as many are taken at equal distances"""
 MIN_HELD_OUT_CLASSES = 5
@@ -82,6 +86,7 @@ class Identifier:
     Args:
         index: the index; at least one item has a label.
         run: the run that made it; None: as the index says.
+        fresh: calibrate anew, although few items have changed since the last time.
 
     Raises:
         ValueError: no item of the index has a label.
@@ -97,24 +102,27 @@ class Identifier:
         ['a', None]
     """
 
-    def __init__(self, index: LabelledItems, run: str | Path | None = None) -> None:
+    def __init__(self, index: LabelledItems, run: str | Path | None = None, *, fresh: bool = False) -> None:
         self.generation = index.manifest.generation
         place = run if run is not None else index.manifest.run.get("run")
-        stored = _read(index.folder / FILE, self.generation, place)
-        if stored is None:
+        stored = None if fresh else _read(index.folder / FILE, index.manifest, place)
+        followed = None if stored is None else _followed(index, *stored)
+        if stored is None or followed is None:
             stored = _calibrate(index, place)
             # A folder that cannot be written is no error: the next process calibrates again.
             with contextlib.suppress(OSError):
                 _write(index.folder / FILE, stored)
+            followed = _followed(index, *stored)
+        assert followed is not None
         tensors, facts = stored
         self.facts: dict[str, Any] = facts
-        self.classes: list[str] = facts["classes"]
-        self.centres = ClassCentres(
-            self.classes, tensors["sums"], tensors["counts"], tensors["owner"], tensors["centre_of"].long()
-        )
-        self.offsets = tensors["offsets"]
+        self.centres, self.changes = followed
+        """the centres, and how many items were added, removed or relabelled since the calibration"""
+        self.classes: list[str] = self.centres.names
+        missing = len(self.classes) - len(tensors["offsets"])
+        self.offsets = torch.nn.functional.pad(tensors["offsets"], (0, missing))
         self.genuine = tensors["genuine"].numpy()
-        self.impostors = _impostors(tensors, facts)
+        self.impostors = _impostors(tensors, facts, len(self.classes))
         self._thresholds: dict[float, Threshold] = {}
 
     def threshold(self, far: float) -> Threshold:
@@ -146,6 +154,13 @@ class Identifier:
     @property
     def note(self) -> str:
         """Say by which images the threshold was chosen, what that means, and whether the uncertainty is used."""
+        if self.changes:
+            items = f"{self.changes:,} item{'s' if self.changes > 1 else ''}"
+            return f"{self._usual_note}; the threshold is that of before the last changes, of {items}"
+        return self._usual_note
+
+    @property
+    def _usual_note(self) -> str:
         if not self.facts["uncertainty"]:
             return self._chosen_by
         if weight := self.facts["uncertainty_weight"]:
@@ -259,14 +274,41 @@ def _calibrate(index: LabelledItems, run: str | Path | None) -> tuple[dict[str, 
 def _named(stored: tuple[dict[str, Tensor], dict[str, Any]]) -> float:
     """The share of the labelled items that are named rightly at the rate `CHOICE_RATE`; 0 without a threshold."""
     try:
-        return float((stored[0]["genuine"].numpy() > _impostors(*stored).threshold(CHOICE_RATE).value).mean())
+        return float(
+            (
+                stored[0]["genuine"].numpy()
+                > _impostors(*stored, len(stored[1]["classes"])).threshold(CHOICE_RATE).value
+            ).mean()
+        )
     except ValueError:  # too few classes
         return 0.0
 
 
-def _impostors(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Impostors:
+def _impostors(tensors: dict[str, Tensor], facts: dict[str, Any], classes: int) -> Impostors:
     groups, values, answers = (tensors[name].numpy() for name in ("groups", "values", "answers"))
-    return Impostors(groups, values.astype(np.float64), answers, facts["candidates"], len(facts["classes"]))
+    return Impostors(groups, values.astype(np.float64), answers, facts["candidates"], classes)
+
+
+def _followed(
+    index: LabelledItems, tensors: dict[str, Tensor], facts: dict[str, Any]
+) -> tuple[ClassCentres, int] | None:
+    """The centres of a calibration after the changes since, and their number; None if there were too many."""
+    centre_of = tensors["centre_of"].long()
+    centres = ClassCentres(facts["classes"], tensors["sums"], tensors["counts"], tensors["owner"], centre_of)
+    if facts["generation"] != index.manifest.generation:
+        numbers = index.row_numbers
+        labels: list[str | None] = [None] * index.manifest.rows
+        for number, label in zip(numbers.tolist(), index.labels, strict=True):
+            labels[number] = label
+        then = [None if centre < 0 else centres.names[centres.owner[centre]] for centre in centre_of.tolist()]
+        then += [None] * (len(labels) - len(then))
+        changes = sum(before != now for before, now in zip(then, labels, strict=True))
+        if changes > MAX_CHANGED * max(1, int((centre_of >= 0).sum())):
+            return None
+        centres = centres.followed(index.vectors_at, labels)
+    else:
+        changes, numbers = 0, index.row_numbers
+    return replace(centres, centre_of=centres.centre_of[numbers]), changes
 
 
 def _scored(index: LabelledItems, run: str | Path | None, weight: float) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -300,11 +342,13 @@ def _scored(index: LabelledItems, run: str | Path | None, weight: float) -> tupl
         groups, candidates, source = len(centres.names) + held_out, len(centres.names), "held-out"
     else:
         values, answers = _closest(centres, offsets, items, rows, 3, masked=owners)
+    centre_of = torch.full((index.manifest.rows,), -1)
+    centre_of[index.row_numbers] = centres.centre_of
     tensors = {
         "sums": centres.sums,
         "counts": centres.counts,
         "owner": centres.owner,
-        "centre_of": centres.centre_of.int(),
+        "centre_of": centre_of.int(),
         "offsets": offsets,
         "genuine": torch.from_numpy(genuine[has_others] if has_others.any() else np.array([-2.0])),
         "groups": torch.from_numpy(np.ascontiguousarray(groups)),
@@ -314,6 +358,7 @@ def _scored(index: LabelledItems, run: str | Path | None, weight: float) -> tupl
     facts = {
         "format": FORMAT,
         "generation": index.manifest.generation,
+        "store": [index.manifest.identity, index.manifest.store],
         "run": str(run),
         "stamp": stamp,
         "run_is_known": bool(knowledge.trained),
@@ -360,13 +405,16 @@ def _write(file: Path, stored: tuple[dict[str, Tensor], dict[str, Any]]) -> None
         write_tensors(temporary, tensors, {"facts": json.dumps(stored[1])})
 
 
-def _read(file: Path, generation: int, run: str | Path | None) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """Read the file of this state of the index and of its run; None if there is none."""
+def _read(file: Path, manifest: Manifest, run: str | Path | None) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """Read the calibration of an index and of its run, if rows have the same numbers since; None if there is none."""
     try:
         tensors, header = read_tensors(file)
         facts = json.loads(header["facts"])
     except (OSError, ValueError, KeyError):
         return None
-    is_current = (facts.get("format"), facts.get("generation"), facts.get("run")) == (FORMAT, generation, str(run))
+    expected = (FORMAT, [manifest.identity, manifest.store], str(run))
+    is_current = (facts.get("format"), facts.get("store"), facts.get("run")) == expected
+    if not is_current or facts["generation"] > manifest.generation or len(tensors["centre_of"]) > manifest.rows:
+        return None
     stamp = knowledge_stamp(run)  # the file keeps what it knows from a run that is no longer there
-    return (tensors, facts) if is_current and stamp in (None, facts.get("stamp")) else None
+    return (tensors, facts) if stamp in (None, facts.get("stamp")) else None

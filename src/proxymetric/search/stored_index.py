@@ -23,6 +23,7 @@ from proxymetric.search.batches import Batch, new_items, unit_rows
 from proxymetric.search.conditions import CLASS_COLUMN, Condition, text_of
 from proxymetric.search.derived import derive
 from proxymetric.search.engines import Engine, check_engine, check_settings
+from proxymetric.search.identify import FILE as CALIBRATION
 from proxymetric.search.identify import Answer, Identifier, IndexedQueries
 from proxymetric.search.items import Changed, HasFingerprint, Hit, Item
 from proxymetric.search.manifest import Manifest, is_index
@@ -200,6 +201,15 @@ class StoredIndex:
         """(N, 2) the map, in the same order; None without one. Items that are newer than the map are placed on it."""
         points = self._opened.points
         return None if points is None else torch.from_numpy(points)
+
+    @property
+    def row_numbers(self) -> Tensor:
+        """(N,) the row of each item in the files, which stays the same until they are written anew."""
+        return torch.from_numpy(self.state.living)
+
+    def vectors_at(self, numbers: Tensor) -> Tensor:
+        """Return the vectors (M, dim) of rows in the files, also of items that were removed."""
+        return torch.from_numpy(self.state.floats(numbers.numpy()))
 
     @property
     def ids(self) -> list[str]:
@@ -563,8 +573,13 @@ class StoredIndex:
             self._load()
 
     def renew(self) -> None:
-        """Bring the map and the engine up to date: items that were added since are placed or compared one by one."""
+        """Bring the map, the engine and the calibration of `identify` up to date.
+
+        Until then, items that were added since are placed on the map, compared one by one and counted to their class.
+        """
         self.change(renew=True)
+        if (self.folder / CALIBRATION).exists() and any(label is not None for label in self.labels):
+            self._identifier = Identifier(self._current(), fresh=True)
 
     def compact(self) -> None:
         """Write all files anew, so that nothing of a removed item is left in them; it takes as long as copying them.
