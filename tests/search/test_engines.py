@@ -164,8 +164,8 @@ def test_faiss_is_extended_and_built_anew_when_much_has_changed(vectors, tmp_pat
             assert [hits[0].id for hits in found[:3]] == ["new5", "00305", "00700"]
             assert all(hit.id not in ids[:200] for hits in found for hit in hits), "they are gone"
             assert all(len(hits) == 5 for hits in found)
-        mask, queries = index.state.is_living, index.vectors[::50]
-        exact = Exact(torch.from_numpy(index.state.arrays["float32"])).search(queries, 10, mask)[1]
+        mask, queries = index.store.state.is_living, index.vectors[::50]
+        exact = Exact(torch.from_numpy(index.store.state.arrays["float32"])).search(queries, 10, mask)[1]
         both = zip(index.engine.search(queries, 10, mask)[1].tolist(), exact.tolist(), strict=True)
         assert np.mean([len(set(ours) & set(theirs)) / 10 for ours, theirs in both]) > 0.95
         index.renew()

@@ -197,7 +197,7 @@ def test_a_state_that_was_replaced_is_closed_when_its_last_reader_ends(index, ve
     before = open_states()
     gc.disable()
     try:
-        reader = iter(index.state)
+        reader = iter(index.store.state)
         ids = [next(reader).id]
         for number in range(3):
             index.add([f"new{number}"], vectors[:1])
@@ -400,7 +400,7 @@ def test_damage_of_a_large_index_is_found_in_the_background(index, vectors, monk
     file.write_bytes(content)
     opened = Index.open(index.folder)
     deadline = time.monotonic() + 60
-    while opened.state.check.fault is None and time.monotonic() < deadline:
+    while opened.store.state.check.fault is None and time.monotonic() < deadline:
         time.sleep(0.01)
     with pytest.raises(ValueError, match=r"vectors-\d+.float32, which differs from what was written"):
         opened.search(vectors[:1])

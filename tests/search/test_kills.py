@@ -60,10 +60,10 @@ def contents(place: Path) -> list:
     index = Index.open(place / "a.index")
     index.verify()
     if len(index):
-        mask = index.state.is_living
+        mask = index.store.state.is_living
         found = index.engine.search(index.vectors, 10, mask)[1]
         assert torch.equal(
-            found, Exact(torch.from_numpy(index.state.arrays["float32"])).search(index.vectors, 10, mask)[1]
+            found, Exact(torch.from_numpy(index.store.state.arrays["float32"])).search(index.vectors, 10, mask)[1]
         )
     return [(item, index.vector(item).tolist()) for item in index.ids]
 

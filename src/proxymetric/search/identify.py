@@ -295,8 +295,10 @@ def _followed(
     """The centres of a calibration after the changes since, and their number; None if there were too many."""
     centre_of = tensors["centre_of"].long()
     centres = ClassCentres(facts["classes"], tensors["sums"], tensors["counts"], tensors["owner"], centre_of)
+    numbers = index.row_numbers
+    if numbers is None:
+        return (centres, 0) if facts["generation"] == index.manifest.generation else None
     if facts["generation"] != index.manifest.generation:
-        numbers = index.row_numbers
         labels: list[str | None] = [None] * index.manifest.rows
         for number, label in zip(numbers.tolist(), index.labels, strict=True):
             labels[number] = label
@@ -307,7 +309,7 @@ def _followed(
             return None
         centres = centres.followed(index.vectors_at, labels)
     else:
-        changes, numbers = 0, index.row_numbers
+        changes = 0
     return replace(centres, centre_of=centres.centre_of[numbers]), changes
 
 
@@ -342,8 +344,10 @@ def _scored(index: LabelledItems, run: str | Path | None, weight: float) -> tupl
         groups, candidates, source = len(centres.names) + held_out, len(centres.names), "held-out"
     else:
         values, answers = _closest(centres, offsets, items, rows, 3, masked=owners)
-    centre_of = torch.full((index.manifest.rows,), -1)
-    centre_of[index.row_numbers] = centres.centre_of
+    centre_of = centres.centre_of
+    if (numbers := index.row_numbers) is not None:
+        centre_of = torch.full((index.manifest.rows,), -1)
+        centre_of[numbers] = centres.centre_of
     tensors = {
         "sums": centres.sums,
         "counts": centres.counts,
@@ -414,7 +418,7 @@ def _read(file: Path, manifest: Manifest, run: str | Path | None) -> tuple[dict[
         return None
     expected = (FORMAT, [manifest.identity, manifest.store], str(run))
     is_current = (facts.get("format"), facts.get("store"), facts.get("run")) == expected
-    if not is_current or facts["generation"] > manifest.generation or len(tensors["centre_of"]) > manifest.rows:
+    if not is_current or facts["generation"] > manifest.generation:
         return None
     stamp = knowledge_stamp(run)  # the file keeps what it knows from a run that is no longer there
     return (tensors, facts) if stamp in (None, facts.get("stamp")) else None

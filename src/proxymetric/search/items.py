@@ -127,8 +127,8 @@ class LabelledItems(Protocol):
         ...
 
     @property
-    def row_numbers(self) -> Tensor:
-        """(N,) numbers of the items that later changes do not alter."""
+    def row_numbers(self) -> Tensor | None:
+        """(N,) numbers of the items that later changes do not alter; None: it has none."""
         ...
 
     def vectors_at(self, numbers: Tensor) -> Tensor:

@@ -1,59 +1,20 @@
-"""Searches in one state of an index: which rows match, which are nearest, and what of them is a result."""
+"""What a search asks, and what of the nearest items is a result: the same for local files and for a database."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
-from torch import Tensor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from proxymetric.arguments.signatures import one_of
 from proxymetric.search.conditions import CLASS_COLUMN, Condition, as_conditions, check_columns, text_of
-from proxymetric.search.derived import points_of
-from proxymetric.search.engines import Engine, open_engine
-from proxymetric.search.items import Hit, Item
 from proxymetric.search.storage.change_log import Row
-from proxymetric.search.storage.state import State, open_state
 
 GROUPS_AT_FIRST = 4
 """with one result for each value of a column, so many times the wanted results are looked at first"""
 
 
-class Opened:
-    """A state of an index, the engine that searches it, and what was computed of it.
-
-    Args:
-        state: the state.
-        engine: its engine.
-    """
-
-    def __init__(self, state: State, engine: Engine) -> None:
-        self.state, self.engine = state, engine
-
-    @functools.cached_property
-    def vectors(self) -> np.ndarray:
-        """The vectors of all items, (count, dim), in the order of their rows."""
-        if "float32" in self.state.arrays and not self.state.has_dead:
-            return self.state.arrays["float32"]
-        return self.state.floats(self.state.living)
-
-    @functools.cached_property
-    def points(self) -> np.ndarray | None:
-        """The map, (count, 2); None without one."""
-        return points_of(self.state)
-
-
-def opened_state(folder: Path, earlier: State | None) -> Opened:
-    """Open the newest state of an index with its engine.
-
-    Raises:
-        ValueError: the folder is not an index, or a file is missing or damaged.
-    """
-    state = open_state(folder, earlier)
-    return Opened(state, open_engine(state.manifest.engine, state))
+Ranked = list[tuple[Row, float]]
+"""items with their similarities, most similar first"""
 
 
 class SearchQuestion(NamedTuple):
@@ -97,41 +58,43 @@ def checked_question(
     return SearchQuestion(k, conditions, differs or {}, offset, min_similarity, one_per)
 
 
+class Nearest(Protocol):
+    """Finds the nearest items that match some conditions."""
+
+    def __call__(self, members: Sequence[int], depth: int) -> list[Ranked]:
+        """Return at most `depth` items for each of these queries; fewer for a query that has no more."""
+        ...
+
+
 def answered(
-    opened: Opened, queries: Tensor, question: SearchQuestion, without: Sequence[str | None] | None
-) -> list[list[Hit]]:
+    count: int,
+    matching: Callable[[list[Condition]], Nearest],
+    question: SearchQuestion,
+    without: Sequence[str | None] | None,
+) -> list[Ranked]:
     """Answer a question for each query.
 
     Args:
-        opened: the state.
-        queries: (Q, dim) of unit length.
+        count: number of queries.
+        matching: returns what finds the items that match all of some conditions.
         question: the question.
-        without: Q ids that are left out of the results of their query; None: none is.
+        without: ids that are left out of the results of their query; None: none is.
     """
-    state, wanted = opened.state, question.offset + question.k
-    own_ids = without or [None] * len(queries)
-    hits: list[list[Hit]] = [[] for _ in queries]
-    for values, members in queries_alike(len(queries), question.differs).items():
-        conditions = [*question.conditions, *(Condition(column, "!=", (value,)) for column, value in values)]
-        mask = state.matching(conditions) if conditions else state.is_living if state.has_dead else None
+    wanted, own_ids = question.offset + question.k, without or [None] * count
+    answers: list[Ranked] = [[] for _ in range(count)]
+    for values, members in queries_alike(count, question.differs).items():
+        nearest = matching([*question.conditions, *(Condition(column, "!=", (value,)) for column, value in values)])
         depth = (wanted + (without is not None)) * (1 if question.one_per is None else GROUPS_AT_FIRST)
         while True:
-            similarities, numbers = opened.engine.search(queries[members], depth, mask)
-            different = numbers.unique().tolist()
-            rows = dict(zip(different, state.at(different), strict=True))
-            lists = [
-                _results(rows, scores, nearest, own_ids[member], question)
-                for member, scores, nearest in zip(
-                    members, similarities.clamp(-1, 1).tolist(), numbers.tolist(), strict=True
-                )
-            ]
-            is_all = numbers.shape[1] < depth
-            if question.one_per is None or is_all or all(len(results) >= wanted for results in lists):
+            lists = nearest(members, depth)
+            results = [_results(each, own_ids[member], question) for member, each in zip(members, lists, strict=True)]
+            is_all = all(len(each) < depth for each in lists)
+            if question.one_per is None or is_all or all(len(each) >= wanted for each in results):
                 break
             depth *= GROUPS_AT_FIRST
-        for member, results in zip(members, lists, strict=True):
-            hits[member] = [_hit(state, row, score) for row, score in results[question.offset : wanted]]
-    return hits
+        for member, each in zip(members, results, strict=True):
+            answers[member] = each[question.offset : wanted]
+    return answers
 
 
 def queries_alike(count: int, differs: Mapping[str, Any]) -> dict[tuple[tuple[str, Any], ...], list[int]]:
@@ -167,18 +130,11 @@ def queries_alike(count: int, differs: Mapping[str, Any]) -> dict[tuple[tuple[st
     return groups
 
 
-def _results(
-    rows: Mapping[int, Row],
-    scores: Sequence[float],
-    numbers: Sequence[int],
-    without: str | None,
-    question: SearchQuestion,
-) -> list[tuple[Row, float]]:
+def _results(ranked: Ranked, without: str | None, question: SearchQuestion) -> Ranked:
     """The results of one query, without what was asked to be left out."""
-    results: list[tuple[Row, float]] = []
+    results: Ranked = []
     values: set[str] = set()
-    for number, score in zip(numbers, scores, strict=True):
-        row = rows[number]
+    for row, score in ranked:
         if without is not None and row.id == without:
             continue
         if question.min_similarity is not None and score < question.min_similarity:
@@ -195,17 +151,3 @@ def _value(row: Row, column: str) -> str | None:
     """The value of an item in a column, as text."""
     value = row.label if column == CLASS_COLUMN else row.values().get(column)
     return None if value is None else text_of(value)
-
-
-def as_item(state: State, row: Row) -> Item:
-    """An item of a state, with its place among the items."""
-    return Item(row.id, row.label, row.values(), _position(state, row.number))
-
-
-def _hit(state: State, row: Row, similarity: float) -> Hit:
-    return Hit(row.id, similarity, row.label, row.values(), _position(state, row.number))
-
-
-def _position(state: State, number: int) -> int:
-    """The place of a row among those with items."""
-    return int(np.searchsorted(state.living, number)) if state.has_dead else number

@@ -1,4 +1,4 @@
-"""An index on the disk: a folder of vectors, ids, labels, metadata and thumbnails that is searched by similarity."""
+"""An index that is opened, searched and changed; its items lie in its folder or in a database."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import contextlib
 import copy
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,23 +20,20 @@ from proxymetric.core.quantisation import check_kind
 from proxymetric.search.atlas import METHODS
 from proxymetric.search.batches import Batch, new_items, unit_rows
 from proxymetric.search.conditions import CLASS_COLUMN, Condition, text_of
-from proxymetric.search.derived import derive
 from proxymetric.search.engines import Engine, check_engine, check_settings
 from proxymetric.search.identify import FILE as CALIBRATION
 from proxymetric.search.identify import Answer, Identifier, IndexedQueries
 from proxymetric.search.items import Changed, HasFingerprint, Hit, Item
 from proxymetric.search.manifest import Manifest, is_index
-from proxymetric.search.measuring import drawn_rows, measure_loss, with_loss
-from proxymetric.search.searching import answered, as_item, checked_question, opened_state
-from proxymetric.search.storage.change_log import Row
-from proxymetric.search.storage.changes import Change, Derive, Edit, check_place, clean, commit, cut_off, write_anew
-from proxymetric.search.storage.changes import create as create_files
-from proxymetric.search.storage.state import State, batch_of, damaged_files, stored_bytes
+from proxymetric.search.searching import checked_question
+from proxymetric.search.storage.changes import Change, Edit, check_place
+from proxymetric.search.store import Store
+from proxymetric.search.stores import create_store, move_to, open_store
 from proxymetric.system.lock import locked
 
 
 class StoredIndex:
-    """An index on the disk: opened, searched and changed; `Index` also builds one of a folder of images.
+    """An index: opened, searched and changed; `Index` also builds one of a folder of images.
 
     Args:
         folder: the folder of an index.
@@ -54,7 +50,8 @@ class StoredIndex:
         self._identifier: Identifier | None = None
         self.changed: Changed | None = None
         """what `Index.build` did before it returned this object"""
-        self._opened = opened_state(self.folder, None)
+        self.store: Store = open_store(self.folder)
+        """where the items lie: in the folder, or in a database"""
         if model is not None:
             self.check_model(model)
 
@@ -119,26 +116,25 @@ class StoredIndex:
                 photos,
                 chosen_engine,
                 {"method": map},
-                vectors={"kind": vectors, "bytes": stored_bytes(vectors, dim)},
+                vectors={"kind": vectors},
             )
-            create_files(folder, manifest)
+            create_store(folder, manifest)
         return cls(folder)
 
-    def _load(self) -> None:
-        self._opened = opened_state(self.folder, self._opened.state)
-        self._identifier = None
-
-    @property
-    def state(self) -> State:
-        """The state that is open."""
-        return self._opened.state
+    def newest(self) -> Hashable:
+        """A value that differs when anybody has changed the index: cheap to ask for again and again."""
+        return self.store.newest()
 
     def reload(self) -> bool:
-        """Open the newest state of the index; return whether another process has changed it since."""
-        if Manifest.read(self.folder) == self.manifest:
-            return False
-        self._load()
-        return True
+        """Open the newest state of the index; return whether anybody has changed it since."""
+        before = self.manifest
+        self._replace(self.store.refreshed())
+        return self.manifest != before
+
+    def _replace(self, store: Store) -> None:
+        """Put the next state in the place of the one that is open."""
+        if store is not self.store:
+            self.store, self._identifier = store, None
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -153,12 +149,10 @@ class StoredIndex:
             if self._is_writing:
                 yield
                 return
-            with locked(self.folder):
+            with self.store.writing():
                 self._is_writing = True
                 try:
                     self.reload()
-                    clean(self.folder, self.manifest)  # a killed process may have left files
-                    cut_off(self.folder, self.manifest)
                     yield
                 finally:
                     self._is_writing = False
@@ -170,12 +164,12 @@ class StoredIndex:
     @property
     def manifest(self) -> Manifest:
         """What the index says about itself."""
-        return self.state.manifest
+        return self.store.manifest
 
     @property
     def engine(self) -> Engine:
         """What finds the nearest vectors."""
-        return self._opened.engine
+        return self.store.engine
 
     @property
     def model(self) -> str:
@@ -194,27 +188,28 @@ class StoredIndex:
         32-bit vectors are mapped from the file. Small vectors, and those between removed ones, are copied to memory
         when this is first asked for.
         """
-        return torch.from_numpy(self._opened.vectors)
+        return torch.from_numpy(self.store.vectors)
 
     @property
     def points(self) -> Tensor | None:
         """(N, 2) the map, in the same order; None without one. Items that are newer than the map are placed on it."""
-        points = self._opened.points
+        points = self.store.points
         return None if points is None else torch.from_numpy(points)
 
     @property
-    def row_numbers(self) -> Tensor:
-        """(N,) the row of each item in the files, which stays the same until they are written anew."""
-        return torch.from_numpy(self.state.living)
+    def row_numbers(self) -> Tensor | None:
+        """(N,) numbers of the items that stay the same until the files are written anew; None: it has none."""
+        numbers = self.store.numbers
+        return None if numbers is None else torch.from_numpy(numbers)
 
     def vectors_at(self, numbers: Tensor) -> Tensor:
-        """Return the vectors (M, dim) of rows in the files, also of items that were removed."""
-        return torch.from_numpy(self.state.floats(numbers.numpy()))
+        """Return the vectors (M, dim) of such numbers, also of items that were removed."""
+        return torch.from_numpy(self.store.vectors_at(numbers.numpy()))
 
     @property
     def ids(self) -> list[str]:
         """The ids of all items, in the order in which they were added."""
-        return self.state.texts("id")
+        return self.store.ids()
 
     @property
     def added(self) -> list[str]:
@@ -224,7 +219,7 @@ class StoredIndex:
     @property
     def labels(self) -> list[str | None]:
         """The labels of all items, in the order of the ids."""
-        return self.state.labels()
+        return self.store.labels()
 
     @property
     def classes(self) -> dict[str, int]:
@@ -235,7 +230,7 @@ class StoredIndex:
         return self.manifest.count
 
     def __contains__(self, item: object) -> bool:
-        return isinstance(item, str) and self.state.number_of(item) is not None
+        return isinstance(item, str) and bool(self.store.known([item]))
 
     def __repr__(self) -> str:
         return f"Index({str(self.folder)!r}, {len(self):,} items, dim={self.dim}, engine={self.engine.name!r})"
@@ -260,8 +255,7 @@ class StoredIndex:
         Raises:
             KeyError: there is no such item.
         """
-        state = self.state
-        return as_item(state, self._row(state, item))
+        return self._known(self.store, item)
 
     def at(self, row: int) -> Item:
         """Return the item of a row of `vectors`.
@@ -269,26 +263,23 @@ class StoredIndex:
         Raises:
             IndexError: there is no such row.
         """
-        state = self.state
-        if not 0 <= row < len(state):
-            raise IndexError(f"row: got {row}, expected a number in 0..{len(state) - 1}")
-        return as_item(state, state.at([int(state.living[row])])[0])
+        store = self.store
+        if not 0 <= row < store.manifest.count:
+            raise IndexError(f"row: got {row}, expected a number in 0..{store.manifest.count - 1}")
+        return store.at(row)
 
     def items(self) -> Iterator[Item]:
         """Iterate over all items, in the order of `vectors`."""
-        for number, row in enumerate(self.state):
-            yield Item(row.id, row.label, row.values(), number)
+        yield from self.store
 
     def stamps(self) -> dict[str, str]:
         """Return the stamp of each id: size and time of the file that it was made from; empty if there is none."""
-        state = self.state
-        return dict(zip(state.texts("id"), state.texts("stamp"), strict=True))
+        store = self.store
+        return dict(zip(store.ids(), store.stamps(), strict=True))
 
     def metadata(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Return the metadata of those ids that the index has."""
-        state = self.state
-        numbers = {item: number for item in ids if (number := state.number_of(item)) is not None}
-        return {row.id: row.values() for row in state.at(list(numbers.values()))}
+        return {name: item.metadata for name, item in self.store.items(ids).items()}
 
     def vector(self, item: str) -> Tensor:
         """Return the vector of an item, (dim,).
@@ -296,8 +287,8 @@ class StoredIndex:
         Raises:
             KeyError: there is no such item.
         """
-        state = self.state
-        return torch.from_numpy(state.floats([self._row(state, item).number])[0].copy())
+        store = self.store
+        return torch.from_numpy(store.vector(self._known(store, item).id))
 
     def thumbnail(self, item: str) -> bytes | None:
         """Return the thumbnail of an item (JPEG); None without one.
@@ -305,18 +296,17 @@ class StoredIndex:
         Raises:
             KeyError: there is no such item.
         """
-        state = self.state
-        return state.thumbnail(self._row(state, item))
+        store = self.store
+        return store.thumbnail(self._known(store, item).id)
 
     def batch(self, ids: Sequence[str]) -> Batch:
         """Return those items of `ids` that the index has, to write them again with `change`."""
-        return batch_of(self.state, ids)
+        return self.store.batch(ids)
 
-    def _row(self, state: State, item: str) -> Row:
-        number = state.number_of(item)
-        if number is None:
+    def _known(self, store: Store, item: str) -> Item:
+        if (known := store.items([item]).get(item)) is None:
             raise KeyError(f"id: got {item!r}, expected an id of {self.folder}")
-        return state.at([number])[0]
+        return known
 
     def search(
         self,
@@ -350,12 +340,12 @@ class StoredIndex:
         Raises:
             ValueError: an argument is wrong.
         """
-        opened = self._opened
-        opened.state.raise_fault()
+        store = self.store
+        store.check()
         queries = self._checked_queries(queries)
         self._check_without(queries, without)
-        question = checked_question(opened.state.manifest.columns, k, where, differs, offset, min_similarity, one_per)
-        return answered(opened, torch.from_numpy(unit_rows(queries)), question, without)
+        question = checked_question(store.manifest.columns, k, where, differs, offset, min_similarity, one_per)
+        return store.search(torch.from_numpy(unit_rows(queries)), question, without)
 
     def value_of(self, item: str, column: str) -> str | None:
         """Return the value of an item in a column, as text: `class` is the label; None if it has none.
@@ -364,10 +354,10 @@ class StoredIndex:
             KeyError: there is no such item.
             ValueError: no item has this column.
         """
-        state = self.state
-        one_of("column", column, [CLASS_COLUMN, *state.manifest.columns])
-        row = self._row(state, item)
-        value = row.label if column == CLASS_COLUMN else row.values().get(column)
+        store = self.store
+        one_of("column", column, [CLASS_COLUMN, *store.manifest.columns])
+        known = self._known(store, item)
+        value = known.label if column == CLASS_COLUMN else known.metadata.get(column)
         return None if value is None else text_of(value)
 
     def identify(
@@ -387,7 +377,7 @@ class StoredIndex:
             ValueError: an argument is wrong, or the index has too few labelled items to calibrate with.
         """
         current = self._current()
-        current.state.raise_fault()
+        current.store.check()
         queries = current._checked_queries(queries)
         current._check_without(queries, without)
         identifier = current._identifier
@@ -419,8 +409,9 @@ class StoredIndex:
         batch = new_items(self.dim, ids, vectors, labels, metadata, thumbnails)
 
         def check() -> None:
-            if known := next(iter(self.state.numbers_of(batch.ids)), None):
-                raise ValueError(f"ids: got {known!r}, which the index has already; expected a new id, or `update`")
+            if known := self.store.known(batch.ids):
+                first = next(item for item in batch.ids if item in known)
+                raise ValueError(f"ids: got {first!r}, which the index has already; expected a new id, or `update`")
 
         self.change([batch], check=check)
 
@@ -459,14 +450,14 @@ class StoredIndex:
         """
         with self.writing():
             self._check_known(ids)
-            state = self.state
-            rows = [self._row(state, item) for item in ids]
+            earlier = self.store.items(ids)
+            items = [earlier[item] for item in ids]
             batch = new_items(
                 self.dim,
                 ids,
-                torch.zeros(len(rows), self.dim) if vectors is None else vectors,
-                [row.label for row in rows] if labels is None else labels,
-                [row.values() for row in rows] if metadata is None else metadata,
+                torch.zeros(len(items), self.dim) if vectors is None else vectors,
+                [item.label for item in items] if labels is None else labels,
+                [item.metadata for item in items] if metadata is None else metadata,
                 thumbnails,
             )
             if vectors is None:
@@ -477,9 +468,9 @@ class StoredIndex:
                 }
                 self._commit(Change(edits=edits), self.manifest)
                 return
-            pictures = [state.thumbnail(row) for row in rows] if thumbnails is None else batch.thumbnails
-            batch = batch._replace(stamps=[row.stamp for row in rows], thumbnails=pictures)
-            self._commit(Change([batch]), self.manifest)
+            before = self.store.batch(ids)
+            pictures = before.thumbnails if thumbnails is None else batch.thumbnails
+            self._commit(Change([batch._replace(stamps=before.stamps, thumbnails=pictures)]), self.manifest)
 
     def delete(self, ids: Sequence[str]) -> None:
         """Remove items; all at once, or none if there is a mistake.
@@ -530,47 +521,21 @@ class StoredIndex:
         renew: bool = False,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        derived = partial(derive, say=say)
-        before, kind = self.manifest, manifest.vectors["kind"]
-        check_engine(kind, manifest.engine)
-        if kind == before.vectors["kind"]:
-            if kind != "float32" and not len(self) and change.batches:
-                manifest = with_loss(manifest, change.batches)
-            renew = renew or manifest.engine != before.engine or manifest.map["method"] != before.map["method"]
-            commit(self.state, change, manifest, derived, renew=renew)
-            self._load()
+        if (move := move_to(self.store, manifest)) is not None:
+            if any(change):
+                self._replace(self.store.commit(change, self.manifest, say=say))
+            self._replace(move(self.store, say))
             return
-        if any(change):
-            commit(self.state, change, before, derived)
-            self._load()
-            manifest = _with_counts(manifest, self.manifest)
-        self._change_kind(manifest, derived)
-
-    def _change_kind(self, manifest: Manifest, derived: Derive) -> None:
-        """Store all vectors as another kind of numbers."""
-        kinds, state = (self.manifest.vectors["kind"], manifest.vectors["kind"]), self.state
-        if kinds[1] == "float32" and len(state):
-            raise ValueError(
-                f"vectors: got 'float32' for {self.folder}, whose vectors are {kinds[0]}; the other bits are gone; "
-                "expected `proxymetric index --rebuild`"
-            )
-        facts = {"kind": kinds[1], "bytes": stored_bytes(kinds[1], self.dim)}
-        if kinds[0] == "float32" and len(state):
-            some, labels = drawn_rows(len(state)), state.labels()
-            originals = torch.from_numpy(state.floats(state.living[some]).copy())
-            facts["lost"] = measure_loss(kinds[1], originals, [labels[row] for row in some])
-        elif "lost" in state.manifest.vectors:
-            facts["lost"] = state.manifest.vectors["lost"]
-        write_anew(self.folder, state, replace(manifest, vectors=facts), derived)
-        self._load()
+        self._replace(self.store.commit(change, manifest, renew, say))
 
     def replace_all(self, batches: Sequence[Batch], say: Callable[[str], None] | None = None, **facts: Any) -> None:
         """Put other items in the place of all that there are, in one step; dimensions and model may be others."""
         with self.writing():
             manifest = replace(self.manifest, **facts)
-            check_engine(manifest.vectors["kind"], manifest.engine)
-            write_anew(self.folder, self.state, with_loss(manifest, batches), partial(derive, say=say), batches)
-            self._load()
+            if (move := move_to(self.store, manifest)) is not None:
+                self._replace(move(batches, say))
+                return
+            self._replace(self.store.replace_all(batches, manifest, say))
 
     def renew(self) -> None:
         """Bring the map, the engine and the calibration of `identify` up to date.
@@ -588,8 +553,7 @@ class StoredIndex:
             ValueError: a file is damaged.
         """
         with self.writing():
-            write_anew(self.folder, self.state, self.manifest, derive)
-            self._load()
+            self._replace(self.store.compact())
 
     def verify(self) -> None:
         """Read all files and compare them with their checksums.
@@ -597,11 +561,7 @@ class StoredIndex:
         Raises:
             ValueError: a file is damaged.
         """
-        if damaged := damaged_files(self.folder, self.manifest):
-            raise ValueError(
-                f"index: got {self.folder}, where {', '.join(damaged)} was damaged after it was written; expected the "
-                "files as they were; `proxymetric index --rebuild` makes them anew"
-            )
+        self.store.verify()
 
     def _checked_queries(self, given: Tensor | np.ndarray) -> Tensor:
         queries = torch.as_tensor(given)
@@ -619,13 +579,7 @@ class StoredIndex:
             raise ValueError(f"without: got {len(without)} ids for {len(queries)} queries, expected one for each")
 
     def _check_known(self, ids: Sequence[str]) -> None:
-        known = self.state.numbers_of(ids)
+        known = self.store.known([item for item in ids if isinstance(item, str)])
         unknown = next((item for item in ids if item not in known), None)
         if unknown is not None:
             raise ValueError(f"ids: got {unknown!r}, which the index does not have; expected ids of {self.folder}")
-
-
-def _with_counts(manifest: Manifest, now: Manifest) -> Manifest:
-    """Chosen facts, with the counts and files of another manifest."""
-    names = ("generation", "count", "columns", "added", "rows", "pictures", "log", "base", "store", "files", "derived")
-    return replace(manifest, **{name: getattr(now, name) for name in names})
