@@ -223,7 +223,7 @@ class LocalStore:
 
     def verify(self) -> None:
         """See `Store`."""
-        if damaged := damaged_files(self.folder, self.manifest):
+        if damaged := damaged_files(self.folder, Manifest.read(self.folder)):
             raise ValueError(
                 f"index: got {self.folder}, where {', '.join(damaged)} was damaged after it was written; expected the "
                 "files as they were; `proxymetric index --rebuild` makes them anew"

@@ -14,6 +14,8 @@ GROUP = 64
 """similarities of which only the largest is looked at first"""
 
 
+COPIED_ROWS = 8_192
+"""vectors of a search among some that are copied at once, always to the same place"""
 COPY = 7
 """a vector is copied, to be searched among a few, in the time of this many comparisons"""
 LEFT_OUT = -2.0
@@ -69,9 +71,16 @@ class Exact:
         left_out = None if mask is None else torch.from_numpy(~mask).to(self.vectors.device)
         best = queries.new_empty(len(queries), 0)
         places = queries.new_empty(len(queries), 0, dtype=torch.long)
-        for start in range(0, total, CHUNK_ROWS):
-            stop = min(start + CHUNK_ROWS, total)
-            part = self.vectors[start:stop] if rows is None else self.vectors[rows[start:stop]]
+        step = CHUNK_ROWS if rows is None else COPIED_ROWS
+        copied = None if rows is None or self._array is None else self.vectors.new_empty(step, self.vectors.shape[1])
+        for start in range(0, total, step):
+            stop = min(start + step, total)
+            if rows is None:
+                part = self.vectors[start:stop]
+            elif copied is None:
+                part = self.vectors[rows[start:stop]]
+            else:
+                part = torch.index_select(self.vectors, 0, rows[start:stop], out=copied[: stop - start])
             products = _products(queries, part)
             if left_out is not None:
                 products.masked_fill_(left_out[start:stop], LEFT_OUT)

@@ -43,6 +43,8 @@ NUMBERS: dict[str, np.dtype[Any]] = {
     "bits": np.dtype(np.uint8),
 }
 """ending of a file of vectors -> its numbers"""
+MOST_MASKS = 16
+"""answers to conditions that are kept: a page of results is asked for with the same ones"""
 BLOCKS_AT_ONCE, PAUSE = 16, 0.02
 """blocks that are compared in the background before a pause, and its seconds"""
 
@@ -363,13 +365,19 @@ class State:
         return content
 
     def matching(self, conditions: Sequence[Condition]) -> np.ndarray:
-        """Say for each row whether it has an item that matches all conditions, (rows,) bool."""
+        """Say for each row whether it has an item that matches all conditions, (rows,) bool; do not write to it."""
+        key = tuple((each.column, each.operator, *map(value_key, each.values)) for each in conditions)
+        if (known := self._masks.get(key)) is not None:
+            return known
         mask = self.is_living.copy()
         for condition in conditions:
             mask[: self.table.rows] &= self._in_table(condition)
             numbers, codes, dictionary = self._changed(condition.column)
             if len(numbers):
                 mask[numbers] &= _by_code(dictionary, condition)[codes]
+        if len(self._masks) >= MOST_MASKS:
+            self._masks.clear()
+        self._masks[key] = mask
         return mask
 
     def _in_table(self, condition: Condition) -> np.ndarray:
@@ -401,6 +409,10 @@ class State:
             numbers = np.fromiter(changed, np.int64, len(changed))
             self._changed_columns[column] = numbers, codes, Dictionary(different)
         return self._changed_columns[column]
+
+    @functools.cached_property
+    def _masks(self) -> dict[tuple[Any, ...], np.ndarray]:
+        return {}
 
     @functools.cached_property
     def _changed_columns(self) -> dict[str, tuple[np.ndarray, np.ndarray, Dictionary]]:
