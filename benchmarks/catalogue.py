@@ -117,19 +117,12 @@ class PgVector:
 
     def add(self, numbers: range, vectors: np.ndarray) -> None:
         picture = THUMBNAIL if len(numbers) == 1 else None
-        with self.connection.transaction(), self.connection.cursor() as cursor:
-            with cursor.copy("COPY items FROM STDIN") as copy:
-                for number, vector in zip(numbers, vectors, strict=True):
-                    text = "[" + ",".join(map(repr, vector.tolist())) + "]"
-                    row = (
-                        name_of(number),
-                        f"class {number % CLASSES}",
-                        number % BRANDS,
-                        number % PRICES,
-                        picture,
-                        text,
-                    )
-                    copy.write_row(row)
+        with self.connection.cursor() as cursor, cursor.copy("COPY items FROM STDIN") as copy:
+            for number, vector in zip(numbers, vectors, strict=True):
+                text = "[" + ",".join(map(repr, vector.tolist())) + "]"
+                copy.write_row((
+                    name_of(number), f"class {number % CLASSES}", number % BRANDS, number % PRICES, picture, text
+                ))  # fmt: skip
 
     def relabel(self, number: int, label: str) -> None:
         self.connection.execute("UPDATE items SET label = %s WHERE id = %s", (label, name_of(number)))
