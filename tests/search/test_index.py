@@ -18,6 +18,7 @@ import torch
 
 import proxymetric as pm
 from proxymetric.search import Index, VectorFile
+from proxymetric.search.batches import new_items
 from proxymetric.search.engines.exact import CHUNK_ROWS, Exact, top_k
 from proxymetric.search.storage import state
 
@@ -406,6 +407,9 @@ def test_damage_of_a_large_index_is_found_in_the_background(index, vectors, monk
         time.sleep(0.01)
     with pytest.raises(ValueError, match=r"vectors-\d+.float32, which differs from what was written"):
         opened.search(vectors[:1])
+    index.replace_all([new_items(6, IDS, vectors, None, None, None)])
+    assert opened.reload()
+    assert len(opened.search(vectors[:1])[0]) == 10, "all files were made anew"
 
 
 def test_damaged_bytes_are_not_signed_again(index, monkeypatch):

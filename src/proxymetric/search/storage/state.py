@@ -203,7 +203,8 @@ class State:
         for name, (size, _) in {**manifest.files, **manifest.derived}.items():
             if (actual := (folder / name).stat().st_size) != size:
                 raise ValueError(damage(folder / name, f"has {actual:,} bytes, expected {size:,}"))
-        self.check: Check = Check() if same is None else same.check
+        has_same_files = same is not None and same.manifest.store == manifest.store
+        self.check: Check = same.check if same is not None and has_same_files else Check()
         is_small = total_bytes(manifest) <= CHECKED_AT_OPENING
         if is_checked and (is_small or before is not None):
             self.check.sealed(folder, manifest)
