@@ -24,7 +24,7 @@ from proxymetric.studies.collected import RUNS_FILE, read_runs, write_runs
 from proxymetric.studies.folder import StudyFolder, local_settings
 from proxymetric.studies.reporting import Lines
 from proxymetric.studies.running import Session
-from proxymetric.system.files import read_json
+from proxymetric.system.files import read_json, write_json
 from proxymetric.system.watcher import Silent
 from terminal import proxymetric, refused
 from training_runs import WAIT, Process, until
@@ -200,6 +200,19 @@ def test_archives_are_collected_into_one_small_file(finished, tmp_path):
     assert kept.pop("of a row that was renamed"), "runs that the study does not have stay"
     write_runs(results, kept)
     assert file.read_text() == before
+
+
+def test_parts_of_a_study_that_start_in_the_same_second_keep_their_sessions(finished, tmp_path):
+    """Such parts share a machine; a later archive of one of them replaces its session."""
+    parts = [tmp_path / name for name in ("small", "large", "large-later")]
+    for part, jobs, count in zip(parts, (1, 6, 6), (1, 2, 6), strict=True):
+        shutil.copytree(finished, part)
+        state = read_json(part / "study.json")
+        session = state["sessions"][-1] | {"started": "2026-11-19T23:43:25Z", "jobs": jobs, "finished": count}
+        write_json(part / "study.json", state | {"sessions": [session]})
+        proxymetric("study", GLYPHS, "--collect", part, "--results", tmp_path / "results")
+    sessions = read_json(tmp_path / "results" / "study.json")["sessions"]
+    assert [(each["jobs"], each["finished"]) for each in sessions] == [(1, 1), (6, 6)]
 
 
 @pytest.mark.slow(cases=4)
