@@ -113,7 +113,7 @@ def write_letters(root: Path) -> None:
     """A folder of class folders: drawings of characters."""
     from proxymetric.data import glyphs
 
-    images = glyphs(characters=80, size=16, drawings=16)
+    images = glyphs(characters=60, size=16, drawings=10)
     for i in range(len(images)):
         folder = root / f"{images.label_of(i):02d}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -140,7 +140,7 @@ def finished(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="session")
 def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eighty characters in sixteen drawings of 16 x 16: something to learn. Only read it."""
+    """Sixty characters in ten drawings of 16 x 16: something to learn. Only read it."""
     return made_once(tmp_path_factory, "letters", write_letters)
 
 

@@ -42,14 +42,9 @@ def was_imported(folder: Path) -> bool:
     return is_there
 
 
-@pytest.fixture(scope="module")
-def plain_run(finished):
-    return finished
-
-
 @pytest.mark.parametrize("tables", [("recipe", "said"), ("recipe",), ("said",)])
-def test_resuming_a_strangers_run(folder, photos, plain_run, tables):
-    run = shutil.copytree(plain_run, folder / "run")
+def test_resuming_a_strangers_run(folder, photos, finished, tables):
+    run = shutil.copytree(finished, folder / "run")
     description = read_json(run / "run.json")
     for table in tables:
         description[table]["method"] = "strange:method"

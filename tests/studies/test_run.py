@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,46 +24,38 @@ from proxymetric.studies.collected import RUNS_FILE, read_runs, write_runs
 from proxymetric.studies.folder import StudyFolder, local_settings
 from proxymetric.studies.reporting import Lines
 from proxymetric.studies.running import Session
-from proxymetric.system.files import read_json
+from proxymetric.system.files import read_json, write_json
 from proxymetric.system.watcher import Silent
 from terminal import proxymetric, refused
+from training_runs import WAIT, Process, until
 
 pytestmark = pytest.mark.slow
 
 GLYPHS = Path(__file__).resolve().parent.parent.parent / "studies" / "glyphs.toml"
 RUNS = [task.name for task in load_study(GLYPHS).tasks()]
-PATIENCE = 120
-"""seconds after which a test gives up"""
 
 
-class Running:
-    """`python -m proxymetric study` in a separate process."""
+class Running(Process):
+    """`proxymetric study` in a separate process."""
 
     def __init__(self, *words: object) -> None:
-        command = [sys.executable, "-m", "proxymetric", "study", *map(str, words)]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
+        file, name = tempfile.mkstemp(prefix="proxymetric-study-")
+        os.close(file)
+        super().__init__(["study", *map(str, words)], Path(name), with_workers=True)
 
     def until(self, holds: Callable[[], bool]) -> None:
         """Wait for something to happen while it runs."""
-        give_up = time.monotonic() + PATIENCE
-        while not holds():
-            assert self.process.poll() is None, self.process.communicate()[0]
-            assert time.monotonic() < give_up
-            time.sleep(0.02)
+        until(holds, self.running, "what is waited for")
 
-    def finish(self) -> tuple[int, str]:
-        try:
-            text, _ = self.process.communicate(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            self.process.kill()  # its workers notice the kill and exit
-            raise
-        return self.process.returncode, text
+    def end(self) -> tuple[int, str]:
+        """Wait for the end; the exit code and the output."""
+        code, text = self.finish(), self.text()
+        self.output.unlink()
+        return code, text
 
 
 def study(*words: object) -> tuple[int, str]:
-    return Running(*words).finish()
+    return Running(*words).end()
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +69,8 @@ def finished(outputs: list[str], tmp_path_factory: pytest.TempPathFactory) -> Pa
     out = tmp_path_factory.mktemp("studies") / "glyphs"
     killed = Running(GLYPHS, "--out", out, "--jobs", 1, "--archive", out.parent / "killed.tar.gz")
     killed.until(lambda: (out / "runs" / RUNS[1] / "last.safetensors").is_file())
-    killed.process.send_signal(signal.SIGKILL)
-    code, text = killed.finish()
+    killed.send(signal.SIGKILL)
+    code, text = killed.end()
     assert code == -signal.SIGKILL
     outputs.append(text)
     code, text = study(GLYPHS, "--out", out, "--jobs", 2, "--archive", out.parent / "glyphs.tar.gz")
@@ -208,6 +200,19 @@ def test_archives_are_collected_into_one_small_file(finished, tmp_path):
     assert kept.pop("of a row that was renamed"), "runs that the study does not have stay"
     write_runs(results, kept)
     assert file.read_text() == before
+
+
+def test_parts_of_a_study_that_start_in_the_same_second_keep_their_sessions(finished, tmp_path):
+    """Such parts share a machine; a later archive of one of them replaces its session."""
+    parts = [tmp_path / name for name in ("small", "large", "large-later")]
+    for part, jobs, count in zip(parts, (1, 6, 6), (1, 2, 6), strict=True):
+        shutil.copytree(finished, part)
+        state = read_json(part / "study.json")
+        session = state["sessions"][-1] | {"started": "2026-11-19T23:43:25Z", "jobs": jobs, "finished": count}
+        write_json(part / "study.json", state | {"sessions": [session]})
+        proxymetric("study", GLYPHS, "--collect", part, "--results", tmp_path / "results")
+    sessions = read_json(tmp_path / "results" / "study.json")["sessions"]
+    assert [(each["jobs"], each["finished"]) for each in sessions] == [(1, 1), (6, 6)]
 
 
 @pytest.mark.slow(cases=4)
@@ -354,10 +359,10 @@ def test_failures_kills_and_stops(tmp_path):
     first = Running(file, "--out", out, "--jobs", 1)
     first.until(last.is_file)
     busy = proxymetric("study", file, "--out", out)
-    refused(busy, f"in use by process {first.process.pid}")
+    refused(busy, f"in use by process {first.pid}")
     process = read_json(out / "study.json")["runs"]["long-g-held-out-seed0"]["worker"]
     os.kill(process, signal.SIGKILL)
-    code, text = first.finish()
+    code, text = first.end()
     assert code == 1
     assert "failed    bad-g-held-out-seed0: " in text
     assert "per_class" in text
@@ -371,8 +376,8 @@ def test_failures_kills_and_stops(tmp_path):
     step, images = json.loads(state_of(last))["step"], worker.trained_images(last.parent)
     second = Running(file, "--out", out, "--only", "long")
     second.until(lambda: json.loads(state_of(last))["step"] > step)
-    second.process.send_signal(signal.SIGINT)
-    code, text = second.finish()
+    second.send(signal.SIGINT)
+    code, text = second.end()
     assert code == 130
     assert "started   long-g-held-out-seed0 (resumed)" in text
     assert "stopped   long-g-held-out-seed0: saved" in text
@@ -554,7 +559,7 @@ def test_without_typer_and_rich_there_is_still_the_study(tmp_path):
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         program = script.format(words=list(words))
-        return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE)
+        return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT)
 
     listed = run("study", str(GLYPHS), "--dry-run", "--out", str(tmp_path / "out"))
     assert listed.returncode == 0, listed

@@ -11,8 +11,8 @@ CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
 ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--use-gl=angle", "--use-angle=swiftshader",
-             "--enable-unsafe-swiftshader"]  # fmt: skip
-"""WebGL without a graphics card"""
+             "--enable-unsafe-swiftshader", "--disable-gpu-compositing"]  # fmt: skip
+"""WebGL without a graphics card; the emulated card draws the map only: drawing the page on it too takes a core"""
 CAMERA = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
 """a camera that shows a moving pattern, and that every page may use"""
 

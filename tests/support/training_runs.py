@@ -50,7 +50,8 @@ LEARNING: dict[str, Any] = {
     "data__validation": 0.3,
 }
 """what learns something of the `letters` in a second"""
-WAIT = 60.0
+WAIT = 120.0
+"""seconds after which a test gives up"""
 
 
 def run(photos: Path, out: Path, *, resume: bool = False, watcher: Any = None, **settings: Any) -> Run:
@@ -114,11 +115,14 @@ warm_up = forkserver.ensure_running
 
 
 class Process:
-    """The command line in a separate process, forked from a server, without a report."""
+    """The command line in a separate process, forked from a server, without a report.
 
-    def __init__(self, words: list[str], output: Path, **environment: str) -> None:
+    One `with_workers` may have child processes, such as those that read images.
+    """
+
+    def __init__(self, words: list[str], output: Path, *, with_workers: bool = False, **environment: str) -> None:
         self.output = output
-        self.process = forks.Process(target=_main, args=(words, str(output), environment), daemon=True)
+        self.process = forks.Process(target=_main, args=(words, str(output), environment), daemon=not with_workers)
         self.process.start()
         assert self.process.pid is not None
         self.pid: int = self.process.pid

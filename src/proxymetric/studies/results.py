@@ -220,13 +220,13 @@ def collect(study: Study, sources: Iterable[Path], results: Path, overwrite: boo
     """
     runs: dict[str, dict[str, Any]] = {}
     embeddings: dict[str, bytes] = {}
-    sessions: dict[str, Any] = {}
+    sessions: dict[tuple[str, int], Any] = {}
     read = {each: _from_archive(each) if each.is_file() else _from_folder(study, each) for each in sources}
     for source, (_, state, vectors_of, _) in read.items():
         if (other := state.get("study", study.name)) != study.name:
             raise ValueError(f"collect: got {source}, which is of the study {other!r}; expected one of {study.name!r}")
         embeddings |= vectors_of
-        sessions |= {session["started"]: session for session in state.get("sessions", [])}
+        sessions |= _by_start(state.get("sessions", []))
     draws = _collected_draws(study, {source: content[3] for source, content in read.items()}, results, overwrite)
     study = resolved(study, draws)
     tasks = {task.name: task for task in study.tasks()}
@@ -266,7 +266,7 @@ def collect(study: Study, sources: Iterable[Path], results: Path, overwrite: boo
         with replacing(results / DRAWS_FILE) as temporary:
             temporary.write_text(as_lines(draws), encoding="utf-8")
     if (results / STATE).is_file():
-        sessions = {each["started"]: each for each in read_json(results / STATE)["sessions"]} | sessions
+        sessions = _by_start(read_json(results / STATE)["sessions"]) | sessions
     if sessions:
         write_json(results / STATE, {"study": study.name, "sessions": [sessions[key] for key in sorted(sessions)]})
     for name, content in embeddings.items():
@@ -274,6 +274,11 @@ def collect(study: Study, sources: Iterable[Path], results: Path, overwrite: boo
             with replacing(vectors / name) as temporary:
                 temporary.write_bytes(content)
     return new_names
+
+
+def _by_start(sessions: list[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
+    """The sessions by start and number of jobs: parts of a study that share a machine may start in the same second."""
+    return {(session["started"], session.get("jobs", 0)): session for session in sessions}
 
 
 def _collected_draws(study: Study, read: Mapping[Path, list[Draw]], results: Path, overwrite: bool) -> list[Draw]:

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ class Session:
         self.stop_signals = 0
         """signals that asked the study to stop"""
         self.record: dict[str, Any] = {
-            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "jobs": jobs, "finished": 0, "failed": 0,
+            "started": datetime.now(UTC).isoformat(timespec="milliseconds"), "jobs": jobs, "finished": 0, "failed": 0,
             "minutes": 0.0, "card_minutes": 0.0, "busy_minutes": 0.0, "images": 0,
         }  # fmt: skip
 
