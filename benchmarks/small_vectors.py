@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from proxymetric.search.stored_vectors import stored_bytes
+from proxymetric.search.storage.state import stored_bytes
 from torch import Tensor
 
 from proxymetric.core.normalisation import cut, unit
