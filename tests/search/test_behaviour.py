@@ -7,10 +7,10 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from search_servers import KINDS, engine_settings
 
 from proxymetric.search import Index
 from proxymetric.search.conditions import as_conditions, matches
+from search_servers import KINDS, engine_settings
 
 DIM, COUNT = 8, 60
 IDS = [f"{number:02}.jpg" for number in range(COUNT)]
