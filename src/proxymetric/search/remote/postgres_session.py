@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -104,34 +105,36 @@ class PostgresSession:
         a condition that few items match, is answered again by comparing all items that match.
         """
         where, values = sql_of(conditions)
-        has_graph = "built_for" in self.facts.engine
-        self._compare_all(not has_graph or 2 * depth > MOST_EF)
-        if has_graph:
-            ef = min(MOST_EF, max(self.settings["ef"], 2 * depth))
-            self._set("hnsw.ef_search", ef)
-            if self.version >= (0, 8):
-                self._set("hnsw.iterative_scan", "strict_order")
-        lists = [self._ranked(query, depth, where, values) for query in queries]
+        has_graph = "built_for" in self.facts.engine and 2 * depth <= MOST_EF
+        self._search_by(graph=has_graph, ef=max(self.settings["ef"], 2 * depth))
+        lists = [self._ranked(query, depth, where, values, has_graph) for query in queries]
         lacking = [place for place, ranked in enumerate(lists) if has_graph and len(ranked) < depth]
         if lacking:
-            self._compare_all(True)
+            self._search_by(graph=False)
             for place in lacking:
                 lists[place] = self._ranked(queries[place], depth, where, values)
         return lists
 
-    def _ranked(self, query: np.ndarray, depth: int, where: str, values: list[Any]) -> Ranked:
+    def _ranked(self, query: np.ndarray, depth: int, where: str, values: list[Any], graph: bool = False) -> Ranked:
+        # A graph knows no order by a second column; equal similarities come in the order of the numbers all the same.
+        order = "distance" if graph else "distance, number"
         rows = self.connection.execute(
-            f"SELECT {ROW}, vector <#> %s AS distance FROM {self.table} {where} ORDER BY distance, number LIMIT %s",
+            f"SELECT {ROW}, vector <#> %s AS distance FROM {self.table} {where} ORDER BY {order} LIMIT %s",
             [query, *values, depth],
             binary=True,
         ).fetchall()
+        rows.sort(key=lambda row: (row[-1], row[0]))
         return [(Row(*row[:-1]), min(1.0, max(-1.0, -row[-1]))) for row in rows]
 
-    def _compare_all(self, is_wanted: bool) -> None:
-        self._set("enable_indexscan", "off" if is_wanted else "on")
-
-    def _set(self, name: str, value: Any) -> None:
-        self.connection.execute("SELECT set_config(%s, %s, true)", [name, str(value)])
+    def _search_by(self, graph: bool, ef: int = 40) -> None:
+        """Say until the end of the transaction whether the graph is used."""
+        wanted = {"enable_indexscan": "on" if graph else "off", "jit": "off"}
+        if graph:
+            wanted["hnsw.ef_search"] = str(min(MOST_EF, ef))
+        if graph and self.version >= (0, 8):
+            wanted["hnsw.iterative_scan"] = "strict_order"
+        calls = ", ".join(["set_config(%s, %s, true)"] * len(wanted))
+        self.connection.execute(f"SELECT {calls}", [text for pair in wanted.items() for text in pair])
 
     def rows(self, ids: Sequence[str]) -> list[Row]:
         """See `Session`."""
@@ -285,7 +288,7 @@ class PostgresSession:
         """The share of what all comparisons find that the graph finds, of queries that it does not have."""
         shares = []
         for ranked, query in zip(self.nearest(queries, SAMPLE_K, []), queries, strict=True):
-            self._compare_all(True)
+            self._search_by(graph=False)
             nearest = self._ranked(query, SAMPLE_K, "", [])
             shares.append(np.mean([score >= nearest[-1][1] - EQUAL for _, score in ranked]))
         return {"queries": len(queries), "k": SAMPLE_K, "value": round(float(np.mean(shares)), 4)}
@@ -314,7 +317,7 @@ def sql_of(conditions: Sequence[Condition]) -> tuple[str, list[Any]]:
             clauses.append(f"({table}->>%s)::{kind} {operator} %s")
             values += [column, number if number is not None or time is None else microseconds(time)]
             continue
-        any_of = " OR ".join(["keys @> jsonb_build_object(%s::text, jsonb_build_array(%s::text))"] * len(wanted))
+        any_of = " OR ".join(["keys @> %s::jsonb"] * len(wanted))
         clauses.append(f"{'NOT ' if operator == '!=' else ''}({any_of or 'false'})")
-        values += [part for value in wanted for part in (column, key_of(value))]
+        values += [json.dumps({column: [key_of(value)]}, ensure_ascii=False) for value in wanted]
     return ("WHERE " + " AND ".join(clauses) if clauses else ""), values

@@ -24,7 +24,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """engine -> its settings; `timeout` is in seconds, of a search"""
 CONSISTENCIES = ("Strong", "Bounded", "Session", "Eventually")
-MEASURED = ("recall", "built_for")
+MEASURED = ("recall", "built_for", "graph")
 """what a database adds to the settings"""
 PLACES = {"pgvector": "postgresql://user@host/database", "milvus": "a file such as shop.db, or http://host:19530"}
 SECRETS = {
