@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -229,11 +229,11 @@ class Dictionary:
             self._places = {}
             for place, each in enumerate(self.values):
                 for word in each if isinstance(each, list) else [each]:
-                    self._places.setdefault(_key(word), []).append(place)
-        return self._places.get(_key(value), [])
+                    self._places.setdefault(key_of(word), []).append(place)
+        return self._places.get(key_of(value), [])
 
 
-def _key(value: Any) -> str:
+def key_of(value: Any) -> str:
     """What equal values share: a number equals its text."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return text_of(value)
@@ -274,6 +274,45 @@ def value_key(value: Any) -> Any:
 def value_of(key: Any) -> Any:
     """The value that a key stands for."""
     return key if isinstance(key, str) else key[0](key[1])
+
+
+class Comparable(NamedTuple):
+    """What the conditions of an item's columns compare, for databases that know neither our types nor our spelling.
+
+    A condition with "=" holds if one of `keys` is the `key_of` a wanted value; an order compares `numbers`, or `times`
+    with a date.
+
+    Attributes:
+        keys: column -> `key_of` its value, or of each of its words.
+        numbers: column -> its value as a number, where it is one.
+        times: column -> its value as microseconds since 1970, where it is a date.
+    """
+
+    keys: dict[str, list[str]]
+    numbers: dict[str, float]
+    times: dict[str, int]
+
+
+def comparable(label: str | None, metadata: Mapping[str, Any]) -> Comparable:
+    """Return what conditions compare of an item.
+
+    Example:
+        >>> comparable("cat", {"price": "12.50", "tags": ["red", "new"], "sold": None})
+        Comparable(keys={'price': ['12.5'], 'tags': ['red', 'new'], 'class': ['cat']}, numbers={'price': 12.5},
+        times={})
+    """
+    values = {column: value for column, value in {**metadata, CLASS_COLUMN: label}.items() if value is not None}
+    keys = {column: [key_of(word) for word in (value if isinstance(value, list) else [value])]
+            for column, value in values.items()}  # fmt: skip
+    numbers = {column: number for column, value in values.items()
+               if not isinstance(value, bool) and (number := number_of(value)) is not None}  # fmt: skip
+    times = {column: microseconds(time) for column, value in values.items() if (time := date_of(value)) is not None}
+    return Comparable(keys, numbers, times)
+
+
+def microseconds(time: datetime) -> int:
+    """Microseconds since 1970."""
+    return (time - datetime(1970, 1, 1)) // timedelta(microseconds=1)
 
 
 def is_text(value: str) -> bool:

@@ -37,7 +37,7 @@ class LocalStore:
     """
 
     def __init__(self, state: State) -> None:
-        self.state = state
+        self.state, self.folder = state, state.folder
         self.engine = open_engine(state.manifest.engine, state)
 
     @classmethod
@@ -64,11 +64,6 @@ class LocalStore:
     def manifest(self) -> Manifest:
         """See `Store`."""
         return self.state.manifest
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the index."""
-        return self.state.folder
 
     def newest(self) -> Hashable:
         """Time, size and number of the manifest's file; another one takes its place at each change."""

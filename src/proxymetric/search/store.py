@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Protocol, Self
 
 import numpy as np
@@ -25,6 +26,9 @@ class Store(Protocol):
     A local store is one state of the files, which never changes: what changes it returns the next one. A remote store
     asks its database each time, so that it always answers from the newest state.
     """
+
+    folder: Path
+    """the folder of the index"""
 
     @property
     def manifest(self) -> Manifest:

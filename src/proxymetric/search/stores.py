@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from proxymetric.search.batches import Batch
+from proxymetric.search.derived import derive
+from proxymetric.search.engines import check_engine
 from proxymetric.search.local_store import LocalStore
 from proxymetric.search.manifest import Manifest
+from proxymetric.search.measuring import with_loss
+from proxymetric.search.remote.remote_store import RemoteStore
+from proxymetric.search.remote.settings import is_remote, place_of
+from proxymetric.search.storage.changes import clean, write_anew
 from proxymetric.search.store import Say, Store
 
 Move = Callable[[Store | Sequence[Batch], Say | None], Store]
 """writes items, those of a store or of batches, to another store, which takes its place"""
+ROWS_AT_ONCE = 4_096
 
 
 def open_store(folder: Path) -> Store:
@@ -19,15 +27,37 @@ def open_store(folder: Path) -> Store:
 
     Raises:
         ValueError: the folder is not an index, or a file is missing or damaged.
+        OSError: the database that has the items does not answer.
     """
-    return LocalStore.open(folder)
+    return RemoteStore.open(folder) if is_remote(Manifest.read(folder).engine) else LocalStore.open(folder)
 
 
 def create_store(folder: Path, manifest: Manifest) -> Store:
     """Make the place of an index without items; the caller holds the lock of its folder."""
-    return LocalStore.create(folder, manifest)
+    return (RemoteStore if is_remote(manifest.engine) else LocalStore).create(folder, manifest)
 
 
 def move_to(store: Store, manifest: Manifest) -> Move | None:
     """What moves the items of an index to where its new manifest says; None: they lie there already."""
-    return None
+    if place_of(store.manifest.engine) == place_of(manifest.engine):
+        return None
+
+    def move(items: Store | Sequence[Batch], say: Say | None) -> Store:
+        batches = list(items) if isinstance(items, Sequence) else _batches(items)
+        names = ("dim", "model", "run", "photos", "engine", "map", "layout", "vectors")
+        fresh = Manifest(0, 0, **{name: getattr(manifest, name) for name in names})
+        if is_remote(manifest.engine):
+            check_engine(manifest.vectors["kind"], manifest.engine)
+            target = RemoteStore.create(store.folder, fresh).fill(batches, say)
+            clean(store.folder, target.manifest)
+            return target
+        write_anew(store.folder, None, with_loss(fresh, batches), partial(derive, say=say), batches)
+        return LocalStore.open(store.folder)
+
+    return move
+
+
+def _batches(store: Store) -> list[Batch]:
+    """All items of a store, some at a time."""
+    ids = store.ids()
+    return [store.batch(ids[start : start + ROWS_AT_ONCE]) for start in range(0, len(ids), ROWS_AT_ONCE)]

@@ -19,6 +19,7 @@ from proxymetric.search.engines.binary import Binary
 from proxymetric.search.engines.earlier import Earlier
 from proxymetric.search.engines.exact import Exact
 from proxymetric.search.engines.int8 import Int8
+from proxymetric.search.remote.settings import DEFAULTS, checked, is_remote
 from proxymetric.search.storage.state import State
 
 __all__ = ["ENGINES", "Earlier", "Engine", "Exact", "build_engine", "check_engine", "check_settings", "open_engine"]
@@ -84,7 +85,10 @@ def check_settings(settings: dict[str, Any]) -> None:
         >>> check_settings({"name": "faiss", "kind": "ivf"})
     """
     name = settings.get("name")
-    one_of("engine", name, ENGINES)
+    one_of("engine", name, [*ENGINES, *DEFAULTS])
+    if is_remote(settings):
+        checked(settings)
+        return
     engine = ENGINES[str(name)]
     for key in settings:
         if key in ("name", *engine.facts, *engine.settings):
