@@ -223,6 +223,15 @@ class RemoteStore:
         return self._read(lambda session: session.vectors(None), whole=True)
 
     @property
+    def numbers(self) -> None:
+        """None: the rows of a database have no numbers that stay the same."""
+        return None
+
+    def vectors_at(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the vectors (M, dim) of items, by their places."""
+        return self.vectors[numbers]
+
+    @property
     def points(self) -> np.ndarray | None:
         """See `Store`."""
         if self._written.map["method"] == "none":
