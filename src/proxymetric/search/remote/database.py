@@ -111,12 +111,13 @@ class Database(Protocol):
     address: str
     """as it is named in sentences; without a password"""
 
-    def reading(self, identity: str, whole: bool = False) -> AbstractContextManager[Session]:
+    def reading(self, identity: str, whole: bool = False, fresh: bool = True) -> AbstractContextManager[Session]:
         """Read one state of an index.
 
         Args:
             identity: of the index.
             whole: all items are read, so that the answer may take longer than that of a search.
+            fresh: whether the facts must be those of now; otherwise they may be a second old.
 
         Raises:
             OSError: the database does not answer.

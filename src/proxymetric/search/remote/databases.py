@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from proxymetric.search.remote.database import Database
+from proxymetric.search.remote.milvus import Milvus
 from proxymetric.search.remote.postgres import Postgres
 from proxymetric.search.remote.settings import MEASURED, checked
 
@@ -22,12 +23,17 @@ def database_of(folder: Path, settings: dict[str, Any]) -> Database:
         settings: the settings of its engine.
     """
     chosen = checked({key: value for key, value in settings.items() if key not in MEASURED})
-    place = None if chosen["uri"] else str((folder / EMBEDDED).absolute())
+    if chosen["name"] == "milvus":
+        place = str(folder.absolute())
+    else:
+        place = "" if chosen["uri"] else str((folder / EMBEDDED).absolute())
     return _opened(place, tuple(sorted(chosen.items())))
 
 
 @functools.cache
-def _opened(place: str | None, settings: tuple[tuple[str, Any], ...]) -> Database:
+def _opened(place: str, settings: tuple[tuple[str, Any], ...]) -> Database:
     """A database with its connections, one for all indexes with the same settings."""
     chosen = dict(settings)
-    return Postgres(chosen, None if place is None else Path(place))
+    if chosen["name"] == "milvus":
+        return Milvus(chosen, Path(place))
+    return Postgres(chosen, Path(place) if place else None)

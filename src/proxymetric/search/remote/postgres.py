@@ -50,7 +50,7 @@ class Postgres:
         self._writing_thread: int | None = None
 
     @contextlib.contextmanager
-    def reading(self, identity: str, whole: bool = False) -> Iterator[PostgresSession]:
+    def reading(self, identity: str, whole: bool = False, fresh: bool = True) -> Iterator[PostgresSession]:
         """See `Database`: one snapshot for all that is asked."""
         seconds = self.settings["timeout"] * (WHOLE if whole else 1)
         with self._asking(), self._connection(BEGIN_READING, seconds) as connection:

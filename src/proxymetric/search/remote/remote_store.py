@@ -72,9 +72,9 @@ class RemoteStore:
         manifest.write(folder)
         return cls(folder, manifest)
 
-    def _read(self, ask: Callable[[Session], T], whole: bool = False) -> T:
+    def _read(self, ask: Callable[[Session], T], whole: bool = False, fresh: bool = True) -> T:
         """Ask something of the newest state."""
-        with self.database.reading(self._written.identity, whole) as session:
+        with self.database.reading(self._written.identity, whole, fresh) as session:
             self._see(session)
             return ask(session)
 
@@ -149,7 +149,7 @@ class RemoteStore:
                 for ranked in answered(len(queries), matching, question, without)
             ]
 
-        return self._read(ask)
+        return self._read(ask, fresh=False)
 
     def known(self, ids: Sequence[str]) -> set[str]:
         """See `Store`."""
