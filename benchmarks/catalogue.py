@@ -4,7 +4,8 @@
     python benchmarks/catalogue.py --images 1000000 --engines exact
 
 One item is added, gets another label, or is removed: CPU time (of the server too) and bytes that were written, the
-median of some changes; first in a new catalogue, then after --changes of them. Searches are exact in all engines (no
+median of some changes; first in a new catalogue, then after --changes of them (or as many
+as an engine makes in --seconds). Searches are exact in all engines (no
 index of pgvector or LanceDB), of one query at a time: among all items, and among 1, 10 and 50 % of them. The engines
 take turns, search by search. pgvector is asked through `psycopg` in the PostgreSQL that the package `pgserver` carries,
 LanceDB in the process; an engine whose package is not installed is left out. Results are written to
@@ -182,7 +183,7 @@ class Lance:
         if condition is not None:
             column = "brand" if condition[0] == "=" else "price"
             search = search.where(f"{column} {condition[0]} {condition[1]}", prefilter=True)
-        return search.limit(10).select(["id"]).to_arrow()["id"].to_pylist()
+        return search.limit(10).select(["id", "_distance"]).to_arrow()["id"].to_pylist()
 
     def open(self) -> None:
         import lancedb
@@ -293,6 +294,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=100_000)
     parser.add_argument("--changes", type=int, default=10_000, help="changes after which the costs are measured again")
+    parser.add_argument("--seconds", type=float, default=400.0, help="at most for them, in each engine")
     parser.add_argument("--queries", type=int, default=21)
     parser.add_argument("--engines", default=",".join(ENGINES), help="with commas between them")
     parser.add_argument("--folder", type=Path, help="a disk with room; default: the folder for temporary files")
@@ -328,13 +330,14 @@ def main() -> None:
             of_engine = record["engines"][name]
             of_engine["changes"] = changes(catalogue, vectors[:CHANGES], words.images)
             cpu, start = cpu_seconds(catalogue.processes), time.perf_counter()
-            for number in range(words.changes):
-                catalogue.relabel(100 + number, f"class {number % 7}")
-            count = max(1, words.changes)
+            count = 0
+            while count < words.changes and time.perf_counter() - start < words.seconds:
+                catalogue.relabel(100 + count, f"class {count % 7}")
+                count += 1
             of_engine["many"] = {
-                "changes": words.changes,
-                "cpu_ms": round(1_000 * (cpu_seconds(catalogue.processes) - cpu) / count, 2),
-                "ms": round(1_000 * (time.perf_counter() - start) / count, 2),
+                "changes": count,
+                "cpu_ms": round(1_000 * (cpu_seconds(catalogue.processes) - cpu) / max(1, count), 2),
+                "ms": round(1_000 * (time.perf_counter() - start) / max(1, count), 2),
             }
             of_engine["changes_after"] = changes(catalogue, vectors[CHANGES:], words.images + 1_000)
             seconds = []
