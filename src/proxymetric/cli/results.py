@@ -14,6 +14,7 @@ from proxymetric.system.text import visible
 
 if TYPE_CHECKING:
     from proxymetric.search import Answer, Index, VectorFile
+    from proxymetric.search.embedding_blocks import EmbeddedBlocks
     from proxymetric.search.questions import Identified, Queries, Results
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -137,6 +138,13 @@ def vectors_as_json(file: Path, stored: VectorFile) -> dict[str, Any]:
         "bytes_per_vector": stored_bytes(stored.kind, stored.dim),
         "bad": stored.bad,
     }
+
+
+def blocks_as_json(done: EmbeddedBlocks) -> dict[str, Any]:
+    """What `embed --parquet` did, as JSON."""
+    from dataclasses import asdict
+
+    return asdict(done) | {"folder": str(done.folder)}
 
 
 def _say_unreadable(queries: Queries) -> None:

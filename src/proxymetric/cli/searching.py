@@ -43,20 +43,21 @@ FAR = 0.01
         "proxymetric index IMAGES",
         "proxymetric index runs/birds IMAGES --out birds.index",
         "proxymetric index runs/birds IMAGES --out birds.index --metadata items.csv",
+        "proxymetric index --from-parquet blocks --out birds.index",
         "proxymetric index add-class --help",
         "proxymetric index remove --help",
     ),
 )
 def index(
     run: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="[RUN]",
             help="Folder of a run (`train --out`), file of `export --slim`, folder of `export --hub`, its address on "
             "the Hugging Face hub: hf://owner/name, or a pre-trained backbone: backbone:NAME. Default: the model that "
             "the index has; for a new index --backbone.",
         ),
-    ],
+    ] = None,
     images: Annotated[
         Path | None, typer.Argument(metavar="IMAGES", help="Folder of images; subfolders are searched too.")
     ] = None,
@@ -110,7 +111,17 @@ def index(
     parquet: Annotated[
         Path | None,
         typer.Option(
-            help="Also write ids, classes, metadata and vectors to this Parquet file (extra `parquet`). Default: none."
+            help="Also write ids, classes, metadata, vectors and thumbnails to this Parquet file (extra `parquet`). "
+            "Default: none."
+        ),
+    ] = None,
+    from_parquet: Annotated[
+        Path | None,
+        typer.Option(
+            "--from-parquet",
+            metavar="DIR",
+            help="Load what `embed --parquet DIR` wrote, or a file of --parquet, instead of embedding IMAGES (extra "
+            "`parquet`). Default: none.",
         ),
     ] = None,
     rebuild: Annotated[
@@ -149,33 +160,43 @@ def index(
     from proxymetric.system.terminal import Terminal
 
     terminal = Terminal()
-    place, folder = (None, Path(run)) if images is None else (run, images)
+    given = {"RUN or IMAGES": run, "--backbone": backbone, "--metadata": metadata, "--layout": layout, "--dim": dim,
+             "--parquet": parquet, "--rebuild": rebuild, "--drop-added": drop_added, "--replace": replace,
+             "--which": which != "best", "--weights": weights, "--device": device}  # fmt: skip
+    _check_source(from_parquet, given)
+    place, folder = (None, from_parquet or Path(str(run))) if images is None else (run, images)
     target = index_of(folder, out, terminal)
     from proxymetric.search import Index
     from proxymetric.serve.folder import check_images, model_of_words, training_adds
 
-    check_images(folder)
-    built = Index.build(
-        target,
-        folder,
-        partial(model_of_words, place, target, backbone, weights, which, device, terminal.say),
-        metadata=metadata,
-        layout=layout,
-        engine=engine_of(engine, uri, engine_settings or []),
-        dim=dim,
-        vectors=vectors,
-        map=map_method,
-        parquet=parquet,
-        rebuild=rebuild,
-        drop_added=drop_added,
-        replace=replace,
-        say=terminal.say,
-        report=None if as_json else terminal.print,
-        progress=partial(terminal.work, "embedding"),
-    )
+    stored: dict[str, Any] = {
+        "engine": engine_of(engine, uri, engine_settings or []),
+        "vectors": vectors,
+        "map": map_method,
+    }
+    shown: dict[str, Any] = {"say": terminal.say, "report": None if as_json else terminal.print}
+    if from_parquet is not None:
+        built = Index.from_parquet(target, from_parquet, **stored, **shown, progress=partial(terminal.work, "loading"))
+    else:
+        check_images(folder)
+        built = Index.build(
+            target,
+            folder,
+            partial(model_of_words, place, target, backbone, weights, which, device, terminal.say),
+            metadata=metadata,
+            layout=layout,
+            dim=dim,
+            parquet=parquet,
+            rebuild=rebuild,
+            drop_added=drop_added,
+            replace=replace,
+            **stored,
+            **shown,
+            progress=partial(terminal.work, "embedding"),
+        )
     if as_json:
         terminal.dump(index_as_json(built))
-    if added := training_adds(built, folder):
+    if from_parquet is None and (added := training_adds(built, folder)):
         terminal.say(added)
     quoted = shlex.quote(visible(target))
     terminal.say(f"next:\n  proxymetric search {quoted} unknown.jpg\n  proxymetric serve {quoted}")
@@ -293,6 +314,18 @@ def search(
         words = [*(f"--where {text}" for text in where or []), *(f"--differs {text}" for text in differs or [])]
         typer.echo(f"no other image of {visible(place)} matches {' '.join(map(visible, words))}", err=True)
     print_results(results, as_json, open_page)
+
+
+def _check_source(from_parquet: Path | None, given: dict[str, Any]) -> None:
+    """Refuse options about images that are embedded where images are loaded that were embedded before."""
+    if from_parquet is None:
+        if given["RUN or IMAGES"] is None:
+            raise ValueError("IMAGES: got none, expected a folder of images, or --from-parquet DIR")
+        return
+    for option, value in given.items():
+        if value is not None and value is not False:
+            raise ValueError(f"{option}: got it with --from-parquet, which loads images that were embedded before; "
+                             "expected one of them")  # fmt: skip
 
 
 def _check_form(form: str, identify: bool, given: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import io
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -164,7 +164,7 @@ def sync(
         result.continued = len(new) - len(todo)
         if on_start is not None:
             on_start(len(todo), len(photos))
-        for part in _embedded(model, todo, batch or batch_of(model), progress, result.bad):
+        for part in embedded(model, todo, batch or batch_of(model), progress, result.bad):
             staging.write(part)
         if len(result.bad) == len(photos):
             raise ValueError(
@@ -265,6 +265,17 @@ def layout_of(photos: Path, layout: str = "auto") -> str:
     return detected if detected in BENCHMARK_LAYOUTS else layout
 
 
+def default_layout(photos: Path, classes: Iterable[str]) -> str:
+    """Return the layout of a folder whose images are embedded for the first time.
+
+    Args:
+        photos: the folder.
+        classes: names of the training classes of the model; those such as fruit/apple come from the layout "nested".
+    """
+    layout = layout_of(photos)
+    return "nested" if layout == "auto" and any("/" in name for name in classes) else layout
+
+
 def class_rule(photos: Path, layout: str = "auto") -> Callable[[Path], str | None]:
     """Return the rule that says which class an image belongs to, the same as in training.
 
@@ -354,14 +365,22 @@ def thumbnail_of(image: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-def _embedded(
+def embedded(
     model: Embedder,
     photos: Sequence[Photo],
     batch: int,
     progress: Callable[[int, int], None] | None,
     bad: dict[str, str],
 ) -> Iterator[Batch]:
-    """Embed images and yield them in parts that are worth to be written to disk."""
+    """Embed images and yield them in parts that are worth to be written to disk.
+
+    Args:
+        model: the model.
+        photos: the images.
+        batch: number of images in a forward pass.
+        progress: called with the number of images that are done, and their number.
+        bad: receives the ids of images that cannot be read, with the reason.
+    """
     thumbnails: dict[int, bytes] = {}
     waiting: list[tuple[Photo, bytes]] = []
     vectors: list[Tensor] = []

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 
@@ -19,13 +19,14 @@ from proxymetric.search.folder_sync import (
     AnIndex,
     check_same_folder,
     class_rule,
+    default_layout,
     layout_of,
     open_to_rebuild,
     photo_files,
     photo_id,
     sync,
 )
-from proxymetric.search.items import Embedder, loaded
+from proxymetric.search.items import TrainedModel, loaded
 from proxymetric.search.manifest import Manifest, is_index
 from proxymetric.search.measuring import advice_on_speed, milliseconds
 from proxymetric.search.metadata_file import read_metadata
@@ -37,29 +38,6 @@ from proxymetric.system.unreadable import MAX_IMAGES_NAMED, unreadable_lines
 
 MAX_EXACT = 200_000
 """images from which another engine is recommended"""
-
-
-class TrainedModel(Embedder, Protocol):
-    """A model, as far as building an index needs it; `pm.Model` is one."""
-
-    @property
-    def classes(self) -> Sequence[str]:
-        """The names of its training classes."""
-        ...
-
-    @property
-    def nested(self) -> Sequence[int] | None:
-        """Dimensions that its vectors were trained to be cut to."""
-        ...
-
-    @property
-    def source(self) -> Mapping[str, str]:
-        """Where it was loaded from, so that `search` and `serve` load it again."""
-        ...
-
-    def cut_to(self, dim: int, *, warn: bool = True) -> TrainedModel:
-        """Return the same model with its vectors cut to their first dimensions."""
-        ...
 
 
 class Index(StoredIndex):
@@ -186,9 +164,8 @@ class Index(StoredIndex):
             index = _created(cls, target, cut, settings, vectors, map)
         elif not rebuild and index.manifest.count:
             _check_fits(index, cut)
-        if layout is None and not index.manifest.count and any("/" in name for name in whole.classes):
-            # Classes such as fruit/apple come from this layout of the training data.
-            layout = "nested" if layout_of(folder) == "auto" else None
+        if layout is None and not index.manifest.count:
+            layout = default_layout(folder, whole.classes)
         index.changed = sync(
             index,
             cut,
@@ -201,7 +178,7 @@ class Index(StoredIndex):
             progress=progress,
             on_unlisted=lambda name, reason: tell(f"left out: {name} ({reason})"),
             say=tell,
-            facts=_new_facts(index.manifest, cut, settings, vectors, map),
+            facts=_new_facts(index.manifest, dict(cut.source), settings, vectors, map),
         )
         index.changed.absent = [name for name in columns or () if name not in index]
         tell("measuring the search")
@@ -211,6 +188,86 @@ class Index(StoredIndex):
             _describe(index, folder, f"{len(columns or ())} files of {metadata}", picture, tell, tell_result)
         if parquet is not None:
             tell_result(f"vectors: {write_parquet(index, parquet)}")
+        return index
+
+    @classmethod
+    def from_parquet(
+        cls,
+        out: str | Path,
+        parquet: str | Path,
+        *,
+        engine: str | Mapping[str, Any] | None = None,
+        vectors: str | None = None,
+        map: str | None = None,
+        say: Callable[[str], None] | None = None,
+        report: Callable[[str], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Self:
+        """Load embedded images into an index, without embedding any: what `proxymetric index --from-parquet` does.
+
+        Called again, it loads what is new; a call that was killed is continued by the next one. `Index.build` of the
+        same folder of images then embeds only images that are newer than the blocks.
+
+        Args:
+            out: the folder of the index; it is new, empty, or an index of the same model.
+            parquet: a folder of blocks (`search.embedding_blocks.embed_blocks`), or a file that `build(parquet=...)`
+                wrote of another index.
+            engine: what searches, see `Index.create`; None: as before, and for a new index "exact".
+            vectors: how vectors are stored, see `Index.create`; None: as before, and for a new index "float32".
+            map: how the map is made: "tsne", "pca" or "none"; None: as before, and for a new index "tsne".
+            say: called with each sentence about the work, such as `print`.
+            report: called with each line about the index; None: `say` is.
+            progress: called with the number of items that are loaded and the number that are to be loaded.
+
+        Returns:
+            The index, opened; its `changed` says what was done, and which images could not be read.
+
+        Raises:
+            ValueError: an argument is wrong, a block is missing or damaged, or blocks or index are of another model.
+
+        Example:
+            >>> index = Index.from_parquet("birds.index", "blocks", say=print)             # doctest: +SKIP
+        """
+        from proxymetric.search import from_parquet
+
+        target, tell = Path(out), say or (lambda sentence: None)
+        check_place(target, "out")
+        settings = _checked_choices(None, engine, vectors, map)
+        items = from_parquet.item_files(Path(parquet))
+        facts = items[0].facts
+        if not is_index(target):
+            index = cls.create(
+                target,
+                facts.dim,
+                facts.model,
+                engine=settings or "exact",
+                map=map or "tsne",
+                run=facts.source,
+                photos=facts.photos,
+                vectors=vectors or "float32",
+            )
+        index = cls(target)
+        if (index.dim, index.model) != (facts.dim, facts.model):
+            raise ValueError(
+                f"parquet: got {parquet}, made by the model {facts.model[:12]} ({facts.dim} dimensions), but {target} "
+                f"has vectors of {index.model[:12]} ({index.dim}); expected blocks of that model, or another --out"
+            )
+        with index.writing():
+            from_parquet.begin(index)
+            index.changed = from_parquet.load_items(index, items, say=tell, progress=progress)
+            noted = from_parquet.noted_choices(index)
+            new = _new_facts(
+                index.manifest,
+                dict(facts.source),
+                settings or noted.get("engine"),
+                vectors or noted.get("vectors"),
+                map or noted.get("map"),
+            )
+            if noted or len(new) > 1 or index.changed.added or index.changed.updated:
+                index.change(renew=True, say=tell, **new)
+            from_parquet.end(index)
+        if say is not None or report is not None:
+            _describe(index, Path(facts.photos or ""), "", None, tell, report or tell)
         return index
 
 
@@ -322,10 +379,10 @@ def _check_fits(index: StoredIndex, model: TrainedModel) -> None:
 
 
 def _new_facts(
-    manifest: Manifest, model: TrainedModel, engine: dict[str, Any] | None, vectors: str | None, map: str | None
+    manifest: Manifest, run: dict[str, str], engine: dict[str, Any] | None, vectors: str | None, map: str | None
 ) -> dict[str, Any]:
     """The fields of the manifest that change."""
-    facts: dict[str, Any] = {"run": dict(model.source)}
+    facts: dict[str, Any] = {"run": run}
     if vectors is not None and vectors != manifest.vectors["kind"]:
         facts["vectors"] = {"kind": vectors}
     if engine is not None and any(manifest.engine.get(key) != value for key, value in engine.items()):

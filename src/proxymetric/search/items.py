@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -41,6 +41,29 @@ class Embedder(Protocol):
         self, images: Any, *, batch: int, on_image: Callable[[int, Image.Image], None] | None = ...
     ) -> Generator[Any]:
         """Embed image files part by part; `on_image` receives each of them, decoded."""
+        ...
+
+
+class TrainedModel(Embedder, Protocol):
+    """A model, as far as building an index needs it; `pm.Model` is one."""
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """The names of its training classes."""
+        ...
+
+    @property
+    def nested(self) -> Sequence[int] | None:
+        """Dimensions that its vectors were trained to be cut to."""
+        ...
+
+    @property
+    def source(self) -> Mapping[str, str]:
+        """Where it was loaded from, so that `search` and `serve` load it again."""
+        ...
+
+    def cut_to(self, dim: int, *, warn: bool = True) -> TrainedModel:
+        """Return the same model with its vectors cut to their first dimensions."""
         ...
 
 
