@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from proxymetric.search.stored_vectors import stored_bytes
 from torch import Tensor
 
 from proxymetric.core.normalisation import cut, unit
@@ -32,6 +31,7 @@ from proxymetric.search.engines.binary import Binary
 from proxymetric.search.engines.exact import Exact
 from proxymetric.search.engines.int8 import Int8
 from proxymetric.search.measuring import milliseconds, without_itself
+from proxymetric.search.storage.state import stored_bytes
 
 RESULTS = Path(__file__).parent / "results"
 METRICS = ("R@1", "MAP@R")
