@@ -39,7 +39,7 @@ import numpy as np
 import torch
 from common import commit, machine
 
-from proxymetric.search.engines import faiss as faiss_engine
+from proxymetric.search import Index
 from proxymetric.search.engines.exact import Exact
 
 RESULTS = Path(__file__).parent / "results" / "search-cpu.json"
@@ -110,36 +110,34 @@ def by_flat(vectors: np.ndarray) -> Built:
     return lambda queries: index.search(queries, K)[1], vectors.nbytes, {}
 
 
-def by_faiss(kind: str) -> Callable[[np.ndarray], Built]:
+def by_index(name: str, **settings: Any) -> Callable[[np.ndarray], Built]:
+    """An index with an engine; those in a database are asked as a whole, ids and labels included."""
+
     def build(vectors: np.ndarray) -> Built:
-        with tempfile.TemporaryDirectory() as folder:
-            facts, files = faiss_engine.build({"kind": kind}, vectors, Path(folder))
-            engine = faiss_engine.Faiss.open(facts, torch.from_numpy(vectors), Path(folder))
-            size = sum((Path(folder) / file).stat().st_size for file in files)
-        if kind == "ivf":
-            facts["lists"] = engine.index.nlist
+        folder = Path(tempfile.mkdtemp())
+        chosen = settings | ({"uri": str(folder / "a.db")} if name == "milvus" else {})
+        index = Index.create(folder / "a.index", DIM, engine={"name": name, **chosen}, map="none")
+        index.add([f"{number:08d}" for number in range(len(vectors))], vectors)
+        index.renew()
+        facts = dict(index.manifest.engine)
+        if name != "faiss":
+            size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            return lambda queries: np.array([[hit.row for hit in hits] for hits in index.search(queries, K)]), size, {}
+        engine, size = index.engine, sum(size for size, _ in index.manifest.derived.values())
+        if facts["built"] == "ivf":
+            facts["lists"] = engine.index.nlist  # type: ignore[attr-defined]
         return lambda queries: engine.search(torch.from_numpy(queries), K)[1].numpy(), size, facts
 
     return build
-
-
-def by_milvus(vectors: np.ndarray) -> Built:
-    from proxymetric.search.engines import milvus
-
-    folder = Path(tempfile.mkdtemp())
-    facts, _ = milvus.build({"uri": str(folder / "a.db")}, vectors, folder)
-    engine = milvus.Milvus.open(facts, torch.from_numpy(vectors), folder)
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    return lambda queries: engine.search(torch.from_numpy(queries), K)[1].numpy(), size, {}
 
 
 ENGINES: dict[str, Callable[[np.ndarray], Built]] = {
     "NumPy": by_numpy,
     "exact": by_exact,
     "faiss flat": by_flat,
-    "faiss HNSW": by_faiss("hnsw"),
-    "faiss IVF": by_faiss("ivf"),
-    "milvus-lite": by_milvus,
+    "faiss HNSW": by_index("faiss", kind="hnsw"),
+    "faiss IVF": by_index("faiss", kind="ivf"),
+    "milvus-lite": by_index("milvus"),
 }
 
 
