@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,7 +98,7 @@ def checked_question(
 
 
 def answered(
-    opened: Opened, queries: Tensor, question: SearchQuestion, without: Sequence[str | None] | None
+    opened: Opened, queries: Tensor, question: SearchQuestion, without: Sequence[str | Collection[str] | None] | None
 ) -> list[list[Hit]]:
     """Answer a question for each query.
 
@@ -106,15 +106,18 @@ def answered(
         opened: the state.
         queries: (Q, dim) of unit length.
         question: the question.
-        without: Q ids that are left out of the results of their query; None: none is.
+        without: for each query an id, or several, that are left out of its results; None: none is.
     """
     state, wanted = opened.state, question.offset + question.k
-    own_ids = without or [None] * len(queries)
+    own_ids: list[Collection[str]] = [
+        () if ids is None else (ids,) if isinstance(ids, str) else ids for ids in without or [None] * len(queries)
+    ]
+    most_left_out = max(map(len, own_ids), default=0)
     hits: list[list[Hit]] = [[] for _ in queries]
     for values, members in queries_alike(len(queries), question.differs).items():
         conditions = [*question.conditions, *(Condition(column, "!=", (value,)) for column, value in values)]
         mask = state.matching(conditions) if conditions else state.is_living if state.has_dead else None
-        depth = (wanted + (without is not None)) * (1 if question.one_per is None else GROUPS_AT_FIRST)
+        depth = (wanted + most_left_out) * (1 if question.one_per is None else GROUPS_AT_FIRST)
         while True:
             similarities, numbers = opened.engine.search(queries[members], depth, mask)
             different = numbers.unique().tolist()
@@ -171,7 +174,7 @@ def _results(
     rows: Mapping[int, Row],
     scores: Sequence[float],
     numbers: Sequence[int],
-    without: str | None,
+    without: Collection[str],
     question: SearchQuestion,
 ) -> list[tuple[Row, float]]:
     """The results of one query, without what was asked to be left out."""
@@ -179,7 +182,7 @@ def _results(
     values: set[str] = set()
     for number, score in zip(numbers, scores, strict=True):
         row = rows[number]
-        if without is not None and row.id == without:
+        if row.id in without:
             continue
         if question.min_similarity is not None and score < question.min_similarity:
             break
