@@ -5,18 +5,21 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import shutil
 import textwrap
 
 import pytest
 from typer.core import TyperOption
 from typer.main import get_command
 
-from proxymetric.cli import app, identifying, searching, serving, trained
+from proxymetric.cli import app, identifying, searching, serving, trained, upkeep
+from proxymetric.search import Index
 from terminal import finished_run, proxymetric, refused
 
 VERBS = {
     "index": searching.index, "search": searching.search, "serve": serving.serve, "embed": trained.embed,
-    "index add-class": identifying.add_class, "index remove": identifying.remove,
+    "index add-class": identifying.add_class, "index remove": identifying.remove, "index metadata": upkeep.metadata,
+    "index verify": upkeep.verify, "index compact": upkeep.compact,
 }  # fmt: skip
 MOST_LINES = 40
 IN_ROOT = {"help", "weights", "device"}
@@ -98,6 +101,43 @@ def test_options_of_another_form_are_refused(run, photos, index):
         refused(proxymetric("search", index, image, *words), sentence)
     refused(proxymetric("search", run, image), f"INDEX: got {run}, which is a model", "--in IMAGES")
     refused(proxymetric("search", f"{index}s", image), "does not exist", f"did you mean '{index}'?")
+
+
+def test_metadata_changes_without_embedding(run, photos, index, tmp_path):
+    copy, table = shutil.copytree(index, tmp_path / "a.index"), tmp_path / "prices.csv"
+    table.write_text("id,price,class\nclass0/1.png,4.50,\nclass4/2.png,60,dear\ngone/1.png,3,\n")
+    answer = proxymetric("index", "metadata", copy, table)
+    assert answer.code == 0, answer
+    assert f"2 changed, 0 unchanged in {copy}" in answer.out
+    assert f"1 of the lines of {table} are about no image of the index: gone/1.png" in answer.err
+    assert "0 changed, 2 unchanged" in proxymetric("index", "metadata", copy, table).out
+    words = ("search", copy, photos / "class0" / "0.png", "--where", "price<50")
+    assert [line.split("\t")[3:] for line in proxymetric(*words).out.splitlines()] == [["", "class0/1.png"]]
+    assert Index(copy)["class4/2.png"].label == "dear"
+    table.write_text("file,price\nclass0/1.png,\n")
+    assert proxymetric("index", "metadata", copy, table).code == 0
+    assert Index(copy)["class0/1.png"].metadata == {}
+    refused(proxymetric(*words[:3], "--where", "prise<50"), "where: got 'prise'", "did you mean 'price'?")
+    table.write_text("id,price\nclass0/11.png,3\n")
+    refused(proxymetric("index", "metadata", copy, table), "no item of", "did you mean 'class0/1.png'?")
+    table.write_text("name,price\na,3\n")
+    refused(proxymetric("index", "metadata", copy, table), "expected a column 'file' or 'id'")
+
+
+def test_a_flipped_bit_is_found_and_compacting_erases(index, tmp_path):
+    copy = shutil.copytree(index, tmp_path / "a.index")
+    assert "80 images, all files are as they were written" in proxymetric("index", "verify", copy).out
+    vector = Index(copy).vector("class0/1.png").numpy().tobytes()
+    assert proxymetric("index", "remove", copy, "class0/1.png").code == 0
+    file = next(copy.glob("vectors-*"))
+    assert vector in file.read_bytes(), "a removed vector stays until the next merge"
+    answer = proxymetric("index", "compact", copy)
+    assert answer.code == 0, answer
+    assert "79 images" in answer.out
+    assert not any(vector in each.read_bytes() for each in copy.iterdir())
+    file = next(copy.glob("vectors-*"))
+    file.write_bytes(file.read_bytes()[:-1] + b"\x7f")
+    refused(proxymetric("index", "verify", copy), file.name, "it was damaged after it was written")
 
 
 def test_embed_has_json(run, photos, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shutil
@@ -124,7 +123,40 @@ def test_conditions_and_json(photos, index):
     both = lines(proxymetric("search", index, image, "--where", "class=class4", "--where", "shop=Ulm"))
     assert [line[4] for line in both] == ["class4/2.png"]
     refused(proxymetric("search", index, image, "--where", "clas=x"), "where: got 'clas'", "did you mean 'class'?")
-    refused(proxymetric("search", index, image, "--where", "class"), "--where: got 'class', expected COLUMN=VALUE")
+    refused(proxymetric("search", index, image, "--where", "class"), "where: got 'class', expected COLUMN=VALUE")
+    refused(proxymetric("search", index, image, "--where", "shop<new"), "where: got shop<new, expected a number or a")
+
+
+def test_pages_thresholds_and_one_result_for_each_value(photos, index):
+    image = photos / "class0" / "0.png"
+    words = ("search", index, image, "--where", "class!=class9,class8")
+    all_lines = lines(proxymetric(*words, "-k", 79))
+    assert len(all_lines) == 63
+    assert not {line[3] for line in all_lines} & {"class8", "class9"}
+    pages = [lines(proxymetric(*words, "-k", 30, "--offset", offset)) for offset in (0, 30, 60)]
+    assert [line for page in pages for line in page] == all_lines, "with the ranks of all pages together"
+    least = float(all_lines[9][2]) - 0.0005
+    assert all(float(line[2]) >= least for line in lines(proxymetric(*words, "--min-similarity", least)))
+    groups = lines(proxymetric(*words, "--one-per", "class"))
+    assert sorted(line[3] for line in groups) == [f"class{number}" for number in range(8)]
+    first = {line[3]: line[4] for line in reversed(all_lines)}
+    assert {line[3]: line[4] for line in groups} == first, "the most similar of each class"
+    answer = proxymetric(*words, "--offset", 99)
+    assert (answer.out, "matches --where class!=class9,class8 --offset 99" in answer.err) == ("", True)
+    refused(proxymetric(*words, "--one-per", "clas"), "one_per: got 'clas'", "did you mean 'class'?")
+    refused(proxymetric(*words, "--min-similarity", 2), "min_similarity: got 2, expected a similarity between -1 and 1")
+
+
+def test_images_together_are_one_query(photos, index, run):
+    images = [photos / "class5" / "3.png", photos / "class0" / "0.png"]
+    found = lines(proxymetric("search", index, *images, "--together", "-k", 78))
+    opened = Index(index)
+    own = [image.relative_to(photos).as_posix() for image in images]
+    mean = torch.stack([opened.vector(item) for item in own]).mean(dim=0, keepdim=True)
+    assert [line[4] for line in found] == [hit.id for hit in opened.search(mean, 80)[0] if hit.id not in own]
+    assert {line[0] for line in found} == {" + ".join(map(str, images))}
+    refused(proxymetric("search", index, *images, "--together", "--differs", "shop"), "expected shop=VALUE")
+    refused(proxymetric("search", run, *images, "--in", photos, "--together"), "--together: got it with --in IMAGES")
 
 
 @pytest.mark.parametrize("form", ["index", "folder"])
@@ -141,24 +173,16 @@ def test_open_shows_a_page(form, run, photos, index, monkeypatch):
     assert "class5" in page
 
 
-@pytest.mark.parametrize("engine", ["faiss", "milvus"])
-def test_other_engines_find_the_same(engine, run, photos, index, tmp_path):
-    pytest.importorskip({"faiss": "faiss", "milvus": "milvus_lite"}[engine], reason="the extra is not installed")
-    more = ["--uri", tmp_path / "shop.db", "--engine-set", "batch=7"] if engine == "milvus" else []
-    words = ("index", run, photos, "--out", tmp_path / "b.index", "--map", "none", "--engine", engine, *more)
+def test_another_engine_finds_the_same(run, photos, index, tmp_path):
+    pytest.importorskip("faiss", reason="the extra is not installed")
+    words = ("index", run, photos, "--out", tmp_path / "b.index", "--map", "none", "--engine", "faiss")
     answer = proxymetric(*words)
     assert answer.code == 0, answer
-    assert ("faiss finds 100.0 % of the 10 nearest images" in answer.out) == (engine == "faiss")
-    assert bool(re.search(r"faiss: \S+ ms a query one at a time \(exact: \S+ ms\), .* 64 at a time", answer.out)) == (
-        engine == "faiss"
-    )
+    assert "faiss finds 100.0 % of the 10 nearest images" in answer.out
+    assert re.search(r"faiss: \S+ ms a query one at a time \(exact: \S+ ms\), .* 64 at a time", answer.out)
     assert "80 unchanged" in proxymetric(*words).out, "the same options change nothing"
-    if engine == "milvus" and importlib.util.find_spec("fastapi") is not None:
-        refused(proxymetric("serve", tmp_path / "b.index", "--workers", 2), "workers: got 2, expected 1 for vectors in")
     image = photos / "class5" / "3.png"
     assert lines(proxymetric("search", tmp_path / "b.index", image)) == lines(proxymetric("search", index, image))
-    answer = proxymetric(*words[: words.index("--engine")], "--engine", "exact")
-    assert ("shop.db keeps the collections proxymetric_" in answer.err) == (engine == "milvus"), answer
 
 
 def test_refusals(run, photos, index, tmp_path):
@@ -203,7 +227,6 @@ def test_refusals(run, photos, index, tmp_path):
     refused(proxymetric("index", run, photos, "--out", photos), "out: got", "is not an index and holds class")
     refused(proxymetric("index", run, photos, "--out", image), "out: got", "which is a file")
     refused(proxymetric("index", run, photos, "--engine", "fais", "--out", tmp_path / "x"), "did you mean 'faiss'?")
-    refused(proxymetric("index", run, photos, "--engine", "milvus", "--out", tmp_path / "x"), "uri: got none")
     refused(
         proxymetric("index", run, photos, "--uri", "a.db", "--out", tmp_path / "x"), "--engine: got none with --uri"
     )
@@ -285,7 +308,7 @@ def test_another_folder_does_not_delete_the_images_of_the_first(run, photos, ind
 
 def test_a_damaged_index_of_another_folder_can_be_rebuilt(run, photos, index, tmp_path):
     copy = shutil.copytree(index, tmp_path / "a.index")
-    next(copy.rglob("vectors.npy")).unlink()
+    next(copy.glob("vectors-*")).unlink()
     shutil.copytree(photos / "class0", tmp_path / "other" / "class0")
     assert proxymetric("index", run, tmp_path / "other", "--out", copy).code == 1
     assert proxymetric("index", run, tmp_path / "other", "--out", copy, "--rebuild").code == 0

@@ -113,7 +113,7 @@ def test_forms_with_too_many_parts(client):
     long = f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="where"\r\n\r\n{"a" * 200_000}\r\n--{BOUNDARY}--\r\n'
     assert client("POST", "/search", long, kind).status == 400
     files = "".join(
-        f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="image"; filename="a"\r\n\r\nx\r\n' for _ in range(3)
+        f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="image"; filename="a"\r\n\r\nx\r\n' for _ in range(9)
     )
     assert client("POST", "/search", f"{files}--{BOUNDARY}--\r\n", kind).status == 400
 

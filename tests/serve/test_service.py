@@ -28,11 +28,12 @@ pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 import proxymetric as pm
 from proxymetric.data import read_image
 from proxymetric.search import Index
+from proxymetric.search.searching import SearchQuestion
 from proxymetric.serve import server
 from proxymetric.serve.batching import Batcher
 from proxymetric.serve.decoders import Decoders, _Decoder
 from proxymetric.serve.searcher import Question, Searcher
-from service import Client, form, jpeg, serving
+from service import BOUNDARY, Client, form, jpeg, serving
 from terminal import finished_run, proxymetric
 
 
@@ -80,6 +81,41 @@ def test_conditions(client, photos):
     assert "did you mean 'shop'?" in answer.json["error"]["message"]
 
 
+def test_pages_hold_each_result_once(client, index_folder):
+    index, query = Index.open(index_folder), "class5/3.png"
+    (expected,) = index.search(index.vector(query)[None], 80, ["class!=class9"], [query], min_similarity=-0.5)
+    fields = {"id": query, "k": 20, "where": {"class": {"!=": "class9"}}, "min_similarity": -0.5}
+    pages = [client.ask(**fields, offset=offset).json for offset in range(0, 80, 20)]
+    hits = [hit for page in pages for hit in page["results"]]
+    assert [hit["id"] for hit in hits] == [hit.id for hit in expected]
+    assert [hit["rank"] for hit in hits] == list(range(1, len(expected) + 1))
+    assert [page["more"] for page in pages] == [offset + 20 < len(expected) for offset in range(0, 80, 20)]
+    groups = client.ask(id=query, k=20, one_per="class").json
+    assert sorted(hit["class"] for hit in groups["results"]) == [f"class{number}" for number in range(10)]
+    assert not groups["more"]
+
+
+def test_several_images_or_items_are_one_query(client, index_folder, photos):
+    names = ["class5/3.png", "class0/0.png"]
+    index = Index.open(index_folder)
+    mean = torch.stack([index.vector(name) for name in names]).mean(dim=0, keepdim=True)
+    (expected,) = index.search(mean, 10, without=[names])
+    by_item = client.ask(ids=names, k=10)
+    assert [hit["id"] for hit in by_item.json["results"]] == [hit.id for hit in expected]
+    files = [base64.b64encode((photos / name).read_bytes()).decode() for name in names]
+    by_json = client.ask(images=files, k=10)
+    (expected,) = index.search(mean, 10)
+    assert [hit["id"] for hit in by_json.json["results"]] == [hit.id for hit in expected]
+    body = form((photos / names[0]).read_bytes(), k=10)[: -len(f"--{BOUNDARY}--\r\n")]
+    body += form((photos / names[1]).read_bytes())
+    kind = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
+    assert client("POST", "/search", body, kind).json == by_json.json
+    refused = client(
+        "POST", "/identify", body.replace(b'name="k"', b'name="far"').replace(b"\r\n10\r\n", b"\r\n0.1\r\n"), kind
+    )
+    assert "image: got 2 files, expected one" in refused.json["error"]["message"]
+
+
 def test_items_thumbnails_and_rows(client, index_folder):
     index = Index.open(index_folder)
     item = client.get("/items/class0/1.png")
@@ -122,10 +158,12 @@ def test_the_proxies_of_the_run_are_placed_like_images(client, index_folder):
     assert client.get("/map/proxies").body == answer.body
 
 
-def test_facts_health_counters_and_description(client):
+def test_facts_health_counters_and_description(client, index_folder):
     assert client.get("/healthz").json == {"status": "ok", "items": 80}
     info = client.get("/info").json
-    assert (info["count"], info["dim"], info["engine"], info["columns"]) == (80, 8, "exact", ["shop"])
+    assert (info["count"], info["dim"], info["engine"], info["writable"]) == (80, 8, "exact", False)
+    assert info["columns"] == [{"name": "shop", "kind": "text", "values": ["Ulm"], "least": None, "greatest": None}]
+    assert info["model"] == Index.open(index_folder).model
     assert info["limits"] == {"bytes": 1_000_000, "pixels": 2_000_000, "results": 100}
     before = counter(client, 'requests_total{route="items",status="404"}')
     client.get("/items/none")
@@ -162,9 +200,21 @@ def counter(client, name):
         ({"id": "class0/1.png", "k": "3"}, 422, "k: got '3', expected a whole number"),
         ({"id": "class0/1.png", "k": [1]}, 422, "k: got a list, expected a whole number"),
         ({"id": "class0/1.png", "k": "9" * 300}, 422, "9..., expected a whole number"),
-        ({"id": "class0/1.png", "wher": {}}, 422, "body: got 'wher', expected only image, id, k, where; did you mean"),
-        ({"id": "class0/1.png", "where": {"class": 3}}, 422, "where.class: got 3, expected text"),
-        ({"url": "http://127.0.0.1/"}, 422, "body: got 'url', expected only image, id, k, where"),
+        ({"id": "class0/1.png", "wher": {}}, 422, "body: got 'wher', expected only image, images, id, ids, k, where,"),
+        ({"id": "class0/1.png", "where": {"class": None}}, 422, "where: got class=None, expected text, a number"),
+        ({"id": "class0/1.png", "where": 3}, 422, "where: got 3, expected an object or a list of conditions"),
+        ({"id": "class0/1.png", "where": [3]}, 422, "where: got 3, expected text"),
+        ({"id": "class0/1.png", "where": ["shop<Ulm"]}, 422, "where: got shop<Ulm, expected a number or a date"),
+        ({"id": "class0/1.png", "where": {"class": {"<>": 1}}}, 422, "where class: got '<>', expected one of"),
+        ({"id": "class0/1.png", "where": ["class!=a"] * 17}, 422, "where: got 17 conditions, expected at most 16"),
+        ({"id": "class0/1.png", "one_per": "shopp"}, 422, "one_per: got 'shopp'"),
+        ({"id": "class0/1.png", "offset": 10_001}, 422, "offset: got 10001, expected a number of at most 10000"),
+        ({"id": "class0/1.png", "min_similarity": 2}, 422, "min_similarity: got 2, expected a number of at most 1"),
+        ({"ids": []}, 422, "ids: got a list, expected at least 1 entries"),
+        ({"ids": ["class0/1.png", "none"]}, 404, "id: got 'none', expected the id of an item"),
+        ({"ids": ["class0/1.png"] * 9}, 422, "ids: got a list, expected at most 8 entries"),
+        ({"images": ["aaaa", "?"]}, 422, "images: got text that is not base64"),
+        ({"url": "http://127.0.0.1/"}, 422, "body: got 'url', expected only image, images, id, ids, k, where"),
     ],
 )
 def test_mistakes_in_a_search(client, content, status, said):
@@ -185,9 +235,8 @@ def test_other_mistakes(client):
     assert client("POST", "/search", b"x", {"content-type": "multipart/form-data"}).code == "bad_request"
     broken = {"content-type": "multipart/form-data; boundary=b"}
     assert client("POST", "/search", b"--b\r\nno header", broken).status in (400, 422)
-    twice = "".join(f'--b\r\ncontent-disposition: form-data; name="where"\r\n\r\nclass={n}\r\n' for n in range(2))
-    answer = client("POST", "/search", f"{twice}--b--\r\n", broken)
-    assert "where: got 'class' twice" in answer.json["error"]["message"]
+    answer = client.upload(jpeg(), where="class")
+    assert "where: got 'class', expected COLUMN=VALUE" in answer.json["error"]["message"]
     assert client("DELETE", "/search").code == "method_not_allowed"
     assert client("DELETE", "/search").headers["allow"] == "POST"
     assert "method: got DELETE for '/search', expected POST" in client("DELETE", "/search").json["error"]["message"]
@@ -269,7 +318,7 @@ def test_the_index_may_change_while_it_is_served(settings, index_folder, tmp_pat
             time.sleep(0.1)
         assert client.get("/items/class0/1.png").status == 404
         assert "stale" not in client.get("/healthz").json
-        Index.open(copy).change([], kept=set(), model="another")
+        Index.open(copy).change(model="another")
         while "stale" not in client.get("/healthz").json:
             assert time.monotonic() < end, "a state whose model is not there is not noticed"
             time.sleep(0.1)
@@ -289,7 +338,7 @@ def test_an_index_that_another_model_has_rebuilt_is_opened_with_it(given, settin
     other = finished_run(photos, tmp_path / "other", "--seed", 3, "--dim", 6, "--size", 24, "--set", "view.resize=24")
     image = photos / "class5" / "3.png"
     searcher = Searcher(str(copy), run, "cpu")
-    early = searcher.cut(read_image(image))
+    early = searcher.cut([read_image(image)])
     with serving(replace(settings, index=str(copy), run=run)) as client:
         before = client.get("/info").json
         assert client.get("/map/proxies").status == 200
@@ -306,10 +355,11 @@ def test_an_index_that_another_model_has_rebuilt_is_opened_with_it(given, settin
         assert [hit["id"] for hit in answer.json["results"]] == [hit.id for hit in hits]
         assert client.get("/map/proxies").json["generation"] == index.manifest.generation
         assert client.get("/healthz").json == {"status": "ok", "items": 80}
-    searcher._look()
-    late = searcher.cut(read_image(image))
-    assert early.pixels.shape != late.pixels.shape
-    found = searcher.answer([Question(each, None, 1, ()) for each in (late, early, late)])
+    searcher.look()
+    late = searcher.cut([read_image(image)])
+    assert early.pixels[0].shape != late.pixels[0].shape
+    search = SearchQuestion(1, [], {}, 0, None, None)
+    found = searcher.answer([Question(each, search=search) for each in (late, early, late)])
     generations = [each.generation for each in found]
     assert generations == [index.manifest.generation, before["generation"], index.manifest.generation]
     assert [each.hits[0].id for each in found] == ["class5/3.png"] * 3
@@ -373,7 +423,7 @@ def test_a_stop_ends_what_is_decoded(settings, monkeypatch):
             super().__init__(*arguments)
             started.append(self)
 
-    monkeypatch.setattr("proxymetric.serve.app.Decoders", Recorded)
+    monkeypatch.setattr("proxymetric.serve.pipeline.Decoders", Recorded)
     monkeypatch.setattr(server, "STOP_SECONDS", 2)
     with ThreadPoolExecutor(1) as threads:
         with serving(replace(settings, decode_seconds=600)) as client:
@@ -393,7 +443,7 @@ def test_a_stop_ends_what_is_decoded(settings, monkeypatch):
 
 def test_a_slow_decoder_delays_nobody_for_long(settings, monkeypatch):
     """An image whose decoding does not end is refused after `decode_seconds`, and the next one is decoded."""
-    monkeypatch.setattr("proxymetric.serve.app.DECODERS", 1)
+    monkeypatch.setattr("proxymetric.serve.pipeline.DECODERS", 1)
     monkeypatch.setattr("proxymetric.serve.decoders._Decoder.__init__", stopping_first(_Decoder.__init__))
     with serving(replace(settings, decode_seconds=3)) as client:
         answer = client.upload(jpeg(), k=1)
@@ -547,7 +597,7 @@ def test_several_processes_share_the_index_and_the_counters(processes, index_fol
         time.sleep(0.1)
     assert 'proxymetric_requests_total{route="search",status="200"} 40' in text
     assert client.get("/info").status == 401
-    vectors = next(index_folder.rglob("vectors.npy"))
+    vectors = next(index_folder.glob("vectors-*.float32"))
     while len(mapping(process.pid, vectors)) < 2:  # the second process may start later
         assert time.monotonic() < end, "both processes map the same file"
         time.sleep(0.1)

@@ -133,7 +133,12 @@ LINES: dict[str, Words] = {
     "search": ["search", "index", "photos/class1/1.png", "-k", "3"],
     "search where": ["search", "index", "new.png", "--where", "camera=a", "--differs", "camera=b", "--json"],
     "identify": ["search", "--identify", "index", "photos/class1/1.png", "new.png", "--far", "0.05"],
+    "search pages": ["search", "index", "new.png", "photos/class1/1.png", "--together", "--offset", "2",
+                     "--min-similarity", "-0.5", "--one-per", "camera"],
     "add-class": ["index", "add-class", "index", "wren", "new.png"],
+    "change metadata": ["index", "metadata", "index", "cameras.csv"],
+    "verify": ["index", "verify", "index"],
+    "compact": ["index", "compact", "index"],
     "remove": ["index", "remove", "index", "class1/1.png"],
     "remove a class": ["index", "remove", "index", "--class", "class2"],
     "embed": ["embed", "run", "photos", "--out", "out/vectors.safetensors"],
@@ -528,7 +533,8 @@ def _separators(random: Random, content: bytes) -> bytes:
 RUN_LINES = ("resume", "evaluate", "evaluate against", "inspect", "index", "embed", "embed a pack", "search in",
              "search in vectors",
              "slim", "hub", "report", "collect")  # fmt: skip
-INDEX_LINES = ("index again", "search", "search where", "identify", "add-class", "remove", "remove a class")
+INDEX_LINES = ("index again", "search", "search where", "identify", "add-class", "remove", "remove a class",
+               "change metadata", "verify", "compact")  # fmt: skip
 INDEX_WORDS = {"search where": ["search", "index", "new.png", "--where", "class=class1", "--json"]}
 
 

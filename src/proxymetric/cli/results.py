@@ -36,28 +36,34 @@ def print_results(results: Results, as_json: bool, open_page: bool) -> None:
     from proxymetric.cli.tables import hits_table
 
     _say_unreadable(results.queries)
-    console, pairs = Console(), list(zip(results.queries.files, results.hits, strict=True))
+    console, pairs = Console(), list(zip(results.titles, results.hits, strict=True))
     if as_json:
         content = [
             {
-                "query": str(file),
+                "query": title,
                 "results": [
                     {"rank": rank, "similarity": hit.similarity, "class": hit.label or "", "file": hit.name}
                     | ({} if hit.metadata is None else {"metadata": dict(hit.metadata)})
-                    for rank, hit in enumerate(hits, 1)
+                    for rank, hit in enumerate(hits, results.offset + 1)
                 ],
             }
-            for file, hits in pairs
+            for title, hits in pairs
         ]
         typer.echo(json.dumps([*content, *_errors(results.queries, "query")], indent=1))
     elif not open_page:
-        for file, hits in pairs:
+        for title, hits in pairs:
             if console.is_terminal:
                 rows = [(hit.name, hit.label or "", hit.similarity) for hit in hits]
-                console.print(hits_table(f"most similar to {file}", rows))
+                console.print(hits_table(f"most similar to {title}", rows))
                 continue
-            for rank, hit in enumerate(hits, 1):
-                cells = (visible(file), str(rank), f"{hit.similarity:.3f}", visible(hit.label or ""), visible(hit.name))
+            for rank, hit in enumerate(hits, results.offset + 1):
+                cells = (
+                    visible(title),
+                    str(rank),
+                    f"{hit.similarity:.3f}",
+                    visible(hit.label or ""),
+                    visible(hit.name),
+                )
                 typer.echo("\t".join(cells))
     if open_page:
         page = _write(results)
@@ -168,8 +174,9 @@ def _write(results: Results) -> Path:
     from proxymetric.search.result_page import write_page
 
     page = Path(tempfile.mkdtemp(prefix="proxymetric-")) / "results.html"
-    pairs = zip(results.queries.files, results.hits, strict=True)
-    return write_page(page, [(str(file), read_image(file), hits) for file, hits in pairs])
+    # Of images that were searched together, the first one is shown.
+    queries = zip(results.titles, results.queries.files, results.hits)
+    return write_page(page, [(title, read_image(file), hits) for title, file, hits in queries])
 
 
 def _cells(answer: Answer) -> list[str]:

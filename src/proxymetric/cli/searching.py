@@ -29,6 +29,7 @@ FORMS = {"index": "an INDEX", "identify": "--identify", "folder": "--in IMAGES"}
 """what `search` does -> how it is asked for"""
 FITS = {
     "-k": ("index", "folder"), "--open": ("index", "folder"), "--where": ("index",), "--differs": ("index",),
+    "--offset": ("index",), "--min-similarity": ("index",), "--one-per": ("index",), "--together": ("index",),
     "--far": ("identify",), "--run": ("index", "identify"), "--which": ("folder",), "--weights": ("folder",),
     "--backbone": ("folder",),
 }  # fmt: skip
@@ -46,6 +47,9 @@ FAR = 0.01
         "proxymetric index --from-parquet blocks --out birds.index",
         "proxymetric index add-class --help",
         "proxymetric index remove --help",
+        "proxymetric index metadata --help",
+        "proxymetric index verify --help",
+        "proxymetric index compact --help",
     ),
 )
 def index(
@@ -67,7 +71,7 @@ def index(
         Path | None,
         typer.Option(
             help="CSV with a column `file` (path in IMAGES); the column `class` gives labels, and `search --where` "
-            "filters by the others. Default: what the index has."
+            "filters by the others. Default: what the index has. `index metadata` changes some of it."
         ),
     ] = None,
     layout: Annotated[
@@ -82,24 +86,20 @@ def index(
     engine: Annotated[
         str | None,
         typer.Option(
-            help="What searches: exact, faiss beyond about 200,000 images (extra `index`), or milvus (extra "
-            "`milvus`). Default: as before; for a new index exact."
+            help="What searches: exact, or faiss beyond about 200,000 images (extra `index`). Default: as before; for "
+            "a new index exact."
         ),
     ] = None,
     uri: Annotated[
         str | None,
-        typer.Option(
-            help="For milvus: a file such as shop.db, or a server such as http://host:19530. Default: none; milvus "
-            "needs one."
-        ),
+        typer.Option(help="The address of an engine that is a server. Default: none."),
     ] = None,
     engine_settings: Annotated[
         list[str] | None,
         typer.Option(
             "--engine-set",
             metavar="KEY=VALUE",
-            help="Setting of the engine: kind (faiss); partitions, replicas, consistency, batch (milvus). Repeatable. "
-            "Default: the engine's own.",
+            help="Setting of the engine: kind (faiss). Repeatable. Default: the engine's own.",
         ),
     ] = None,
     dim: CutDim = None,
@@ -153,9 +153,11 @@ def index(
     train/, test/ and so on; in the folder of a benchmark such as CUB-200-2011 it is the class that training reads.
     --layout and --metadata say otherwise.
 
-    `index add-class` adds images of a class, and `index remove` takes images out; a RUN of such a name is written
-    ./remove. Images that `index add-class` added stay, also with --rebuild. Another model cannot embed them again, so
-    that --rebuild by another model is refused if there are any, unless --drop-added says that they drop out.
+    `index add-class` adds images of a class, `index remove` takes images out, `index metadata` changes what --where
+    filters by, `index verify` compares all files with their checksums, and `index compact` writes them anew; a RUN of
+    such a name is written ./remove. Images that `index add-class` added stay, also with --rebuild. Another model cannot
+    embed them again, so that --rebuild by another model is refused if there are any, unless --drop-added says that they
+    drop out.
     """
     from proxymetric.system.terminal import Terminal
 
@@ -206,7 +208,8 @@ def index(
     short_help="Find the most similar images, or the class of an image.",
     epilog=example(
         "proxymetric search birds.index unknown.jpg -k 5",
-        "proxymetric search birds.index unknown.jpg --where class=wren --json",
+        "proxymetric search birds.index unknown.jpg --where class=wren --where 'price<50' --json",
+        "proxymetric search birds.index front.jpg side.jpg --together --one-per product",
         "proxymetric search birds.index IMAGES/wren/7.jpg --differs camera",
         "proxymetric search birds.index unknown.jpg --identify --far 0.001",
         "proxymetric search unknown.jpg --in IMAGES",
@@ -237,8 +240,9 @@ def search(
     where: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="COLUMN=VALUE",
-            help="Only images with this value: class=..., or a metadata column. Repeatable. Default: all.",
+            metavar="CONDITION",
+            help="Only images that match: brand=VALUE, brand=ONE,OTHER, brand!=VALUE, 'price<50', 'added>=2026-01-31' "
+            "(quoted for the shell); `class`, or a metadata column. Repeatable: all hold. Default: all.",
         ),
     ] = None,
     differs: Annotated[
@@ -249,6 +253,20 @@ def search(
             "must be in the index. Repeatable. Default: none is left out.",
         ),
     ] = None,
+    offset: Annotated[
+        int | None,
+        typer.Option(help="Results left out first: -k 20 --offset 20 is the second page. Default: 0."),
+    ] = None,
+    min_similarity: Annotated[
+        float | None, typer.Option(help="Only images at least this similar, from -1 to 1. Default: all.")
+    ] = None,
+    one_per: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="One result for each value of a column, the most similar. Default: all."),
+    ] = None,
+    together: Annotated[
+        bool, typer.Option("--together", help="All IMAGES are one query: the mean of their vectors of unit length.")
+    ] = False,
     identify: Annotated[
         bool, typer.Option("--identify", help="Say which class of the index is on each image, or none of them.")
     ] = False,
@@ -289,7 +307,8 @@ def search(
 
     form = "folder" if searched is not None else "identify" if identify else "index"
     given = {"-k": k, "--open": open_page, "--where": where, "--differs": differs, "--far": far, "--run": run,
-             "--which": which != "best", "--weights": weights, "--backbone": backbone}  # fmt: skip
+             "--which": which != "best", "--weights": weights, "--backbone": backbone, "--offset": offset,
+             "--min-similarity": min_similarity, "--one-per": one_per, "--together": together}  # fmt: skip
     _check_form(form, identify, given)
     if searched is not None:
         terminal = Terminal()
@@ -308,11 +327,12 @@ def search(
         rate = FAR if far is None else far
         print_answers(identify_files(opened, made_by, image, rate, run), rate, as_json)
         return
-    conditions, values = conditions_of(where or []), differences_of(differs or [])
-    results = search_index(opened, made_by, image, FIRST_RESULTS if k is None else k, conditions, values)
-    if (where or differs) and not any(results.hits):
-        words = [*(f"--where {text}" for text in where or []), *(f"--differs {text}" for text in differs or [])]
-        typer.echo(f"no other image of {visible(place)} matches {' '.join(map(visible, words))}", err=True)
+    results = search_index(
+        opened, made_by, image, FIRST_RESULTS if k is None else k, where, differences_of(differs or []),
+        offset=offset or 0, min_similarity=min_similarity, one_per=one_per, together=together,
+    )  # fmt: skip
+    if not any(results.hits):
+        _say_nothing_matches(place, given)
     print_results(results, as_json, open_page)
 
 
@@ -326,6 +346,16 @@ def _check_source(from_parquet: Path | None, given: dict[str, Any]) -> None:
         if value is not None and value is not False:
             raise ValueError(f"{option}: got it with --from-parquet, which loads images that were embedded before; "
                              "expected one of them")  # fmt: skip
+
+
+def _say_nothing_matches(place: str, given: dict[str, Any]) -> None:
+    """Say that there are no results, and which conditions there were."""
+    words = []
+    for option in ("--where", "--differs", "--min-similarity", "--offset"):
+        value = given[option]
+        words += [f"{option} {text}" for text in (value if isinstance(value, list) else [value]) if text is not None]
+    if words:
+        typer.echo(f"no other image of {visible(place)} matches {' '.join(map(visible, words))}", err=True)
 
 
 def _check_form(form: str, identify: bool, given: dict[str, Any]) -> None:
@@ -364,7 +394,7 @@ def engine_of(name: str | None, uri: str | None, settings: list[str]) -> dict[st
 
     if name is None:
         if uri is not None or settings:
-            raise ValueError("--engine: got none with --uri or --engine-set, expected faiss or milvus")
+            raise ValueError("--engine: got none with --uri or --engine-set, expected the engine that they are for")
         return None
     chosen: dict[str, Any] = {"name": name}
     if uri is not None:
@@ -376,19 +406,6 @@ def engine_of(name: str | None, uri: str | None, settings: list[str]) -> dict[st
         chosen[key] = int(value) if value.isdecimal() else value
     check_settings(chosen)
     return chosen
-
-
-def conditions_of(where: list[str]) -> dict[str, str]:
-    """Read conditions such as `class=wren`."""
-    conditions: dict[str, str] = {}
-    for text in where:
-        column, equals, value = text.partition("=")
-        if not equals or not column:
-            raise ValueError(f"--where: got {text!r}, expected COLUMN=VALUE, such as class=wren")
-        if column in conditions:
-            raise ValueError(f"--where: got {column!r} twice, expected each column once")
-        conditions[column] = value
-    return conditions
 
 
 def differences_of(differs: list[str]) -> dict[str, str | None]:

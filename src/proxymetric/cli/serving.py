@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from proxymetric.serve.settings import Settings
     from proxymetric.system.terminal import Terminal
 
-TOKEN_VARIABLE = "PROXYMETRIC_TOKEN"
+TOKEN_VARIABLE, WRITE_TOKEN_VARIABLE = "PROXYMETRIC_TOKEN", "PROXYMETRIC_WRITE_TOKEN"
 
 
 @app.command(
@@ -45,6 +45,17 @@ def serve(
         typer.Option(
             help=f"File with the token that requests must carry; or the variable {TOKEN_VARIABLE}. Default: no token."
         ),
+    ] = None,
+    writable: Annotated[
+        bool,
+        typer.Option(
+            "--writable",
+            help="Requests with the write token may add, change and remove items: /openapi.json says how. The token is "
+            f"that of --write-token-file, or of the variable {WRITE_TOKEN_VARIABLE}.",
+        ),
+    ] = False,
+    write_token_file: Annotated[
+        Path | None, typer.Option(help="With --writable: file with the write token. Default: the variable.")
     ] = None,
     allow_host: Annotated[
         list[str] | None,
@@ -90,7 +101,8 @@ def serve(
         host=host,
         port=port,
         hosts=tuple(allow_host or ()),
-        token=_token(token_file),
+        token=_token("--token-file", token_file, TOKEN_VARIABLE),
+        write_token=_write_token(writable, write_token_file),
         workers=workers,
         max_bytes=int(max_megabytes * 1e6),
         max_pixels=int(max_megapixels * 1e6),
@@ -142,9 +154,23 @@ def serve_demo(out: Path, terminal: Terminal, device: str | None) -> None:
     serve_and_say(Settings(str(index.folder), device=device), terminal, open_page=True)
 
 
-def _token(file: Path | None) -> str:
+def _write_token(writable: bool, file: Path | None) -> str:
+    """The token with which the index may be changed; empty: it cannot be changed."""
+    if not writable:
+        if file is not None:
+            raise ValueError("--write-token-file: got it without --writable, expected both")
+        return ""
+    if not (token := _token("--write-token-file", file, WRITE_TOKEN_VARIABLE)):
+        raise ValueError(
+            f"--writable: got no write token, expected one in the variable {WRITE_TOKEN_VARIABLE} or --write-token-file"
+        )
+    return token
+
+
+def _token(option: str, file: Path | None, variable: str) -> str:
+    """The token in a file, or else in a variable of the environment; empty without one."""
     if file is None:
-        return os.environ.get(TOKEN_VARIABLE, "").strip()
+        return os.environ.get(variable, "").strip()
     try:
         token = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeError) as error:
@@ -152,10 +178,10 @@ def _token(file: Path | None) -> str:
 
         reason = "does not exist" if isinstance(error, FileNotFoundError) else "cannot be read"
         raise ValueError(
-            f"--token-file: got {file}, which {reason}; expected a text file with a token{neighbour(file)}"
+            f"{option}: got {file}, which {reason}; expected a text file with a token{neighbour(file)}"
         ) from None
     if not token:
-        raise ValueError(f"--token-file: got {file}, which is empty; expected a token")
+        raise ValueError(f"{option}: got {file}, which is empty; expected a token")
     return token
 
 

@@ -7,6 +7,7 @@ one. An item without a value matches no condition but "!=".
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +27,8 @@ ORDERS: dict[str, Callable[[Any, Any], Any]] = {
     ">": np.greater,
     ">=": np.greater_equal,
 }
+KINDS = ("text", "number", "date", "words")
+"""what the values of a column may be"""
 Value = str | int | float | bool
 """a single value of metadata"""
 SPELLING = re.compile(r"(?P<column>[^<>=!]+)(?P<operator>!=|<=|>=|=|<|>)(?P<value>.*)", re.DOTALL)
@@ -112,8 +115,8 @@ def as_conditions(
 def _checked(condition: Condition, argument: str) -> Condition:
     """Refuse values that cannot be compared."""
     column, operator, values = condition
-    if wrong := next((value for value in values if not isinstance(value, str | int | float)), None):
-        raise ValueError(f"{argument}: got {column}{operator}{wrong!r}, expected text, a number or a bool")
+    if wrong := [value for value in values if not isinstance(value, str | int | float)]:
+        raise ValueError(f"{argument}: got {column}{operator}{wrong[0]!r:.100}, expected text, a number or a bool")
     if operator not in ORDERS:
         return condition
     if len(values) != 1 or (number_of(values[0]) is None and date_of(values[0]) is None):
@@ -222,6 +225,23 @@ class Dictionary:
         if self._times is None:
             self._times = np.array([date_of(value) for value in self.values], dtype="datetime64[us]")
         return self._times
+
+    @functools.cached_property
+    def kind(self) -> str:
+        """What the values are, one of `KINDS`; what can be ordered is a number or a date.
+
+        Text such as "007" is no number: it may be a code.
+
+        Example:
+            >>> [Dictionary(values).kind for values in ([3, "12.5"], ["2026-11-19"], [["red", "new"]], [3, "new"])]
+            ['number', 'date', 'words', 'text']
+        """
+        if any(isinstance(value, list) for value in self.values):
+            return "words"
+        if not np.isnan(self.numbers).any():
+            is_number = (text_of(number) == key_of(value) for number, value in zip(self.numbers.tolist(), self.values))
+            return "number" if all(is_number) else "text"
+        return "text" if np.isnat(self.times).any() else "date"
 
     def _equal(self, value: Value) -> list[int]:
         """The places of the values that equal one."""

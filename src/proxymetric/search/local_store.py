@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.search.batches import Batch
-from proxymetric.search.conditions import Condition
+from proxymetric.search.conditions import Condition, Dictionary
 from proxymetric.search.derived import derive, points_of
 from proxymetric.search.engines import check_engine, open_engine
 from proxymetric.search.items import Hit, Item
@@ -87,7 +87,7 @@ class LocalStore:
         self.state.raise_fault()
 
     def search(
-        self, queries: Tensor, question: SearchQuestion, without: Sequence[str | None] | None
+        self, queries: Tensor, question: SearchQuestion, without: Sequence[str | Collection[str] | None] | None
     ) -> list[list[Hit]]:
         """See `Store`."""
         answers = answered(len(queries), partial(self._matching, queries), question, without)
@@ -154,6 +154,12 @@ class LocalStore:
         if "float32" in self.state.arrays and not self.state.has_dead:
             return self.state.arrays["float32"]
         return self.state.floats(self.state.living)
+
+    def dictionaries(self, column: str) -> list[Dictionary]:
+        """The different values of a column, in the table and in the log."""
+        table, changes = self.state.table, self.state.changes
+        changed = [value for values in changes.values.values() if (value := values.get(column)) is not None]
+        return [*([table.dictionary(column)] if column in table.places else []), Dictionary(changed)]
 
     @property
     def numbers(self) -> np.ndarray:

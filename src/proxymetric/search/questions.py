@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from proxymetric.arguments.signatures import one_of
 from proxymetric.data.decoding import BadImage, read_encoded, read_image
+from proxymetric.search.batches import unit_rows
 from proxymetric.search.class_photos import id_of
-from proxymetric.search.conditions import CLASS_COLUMN
+from proxymetric.search.conditions import CLASS_COLUMN, Condition, as_conditions, text_of
 from proxymetric.search.identify import Answer, Identifier, IndexedQueries
 from proxymetric.search.index import Index
 from proxymetric.search.items import FileEmbedder, loaded
 from proxymetric.search.manifest import is_index
 from proxymetric.search.result_page import Found
+from proxymetric.search.searching import checked_question
 from proxymetric.search.vector_file import CuttableModel, VectorFile
 
 if TYPE_CHECKING:
@@ -61,7 +64,15 @@ class Results(NamedTuple):
 
     queries: Queries
     hits: list[list[Found]]
-    """for each image that could be read, what was found, the most similar first"""
+    """for each image that could be read, or for all of them together, what was found, the most similar first"""
+    offset: int = 0
+    """the results that were left out first"""
+
+    @property
+    def titles(self) -> list[str]:
+        """The name of each query; of images that were searched together, all names."""
+        names = [str(file) for file in self.queries.files]
+        return names if len(self.hits) == len(names) else [" + ".join(names)]
 
 
 class Identified(NamedTuple):
@@ -80,8 +91,13 @@ def search_index(
     model: FileEmbedder | Callable[[], FileEmbedder],
     images: Sequence[Path],
     k: int = 10,
-    where: Mapping[str, str] | None = None,
+    where: Mapping[str, Any] | Iterable[str | Condition] | None = None,
     differs: Mapping[str, str | None] | None = None,
+    *,
+    offset: int = 0,
+    min_similarity: float | None = None,
+    one_per: str | None = None,
+    together: bool = False,
 ) -> Results:
     """Find the images of an index that are most similar to each of some image files.
 
@@ -92,8 +108,12 @@ def search_index(
         model: the model that made its vectors; or a function that returns it, called when the question was checked.
         images: image files; those that cannot be read are named in the results.
         k: results for each image.
-        where: only items with these values: `class` is the label, other names are metadata columns.
+        where: conditions, see `Index.search`: `class` is the label, other names are metadata columns.
         differs: column -> a value that the results do not have; None: the value of each image, which is in the index.
+        offset: the first results that are left out, for the next page.
+        min_similarity: only items at least this similar.
+        one_per: a column; of items with the same value, only the most similar one is a result.
+        together: all images are one query: the mean of their vectors of unit length.
 
     Raises:
         ValueError: an argument is wrong, or no image can be read.
@@ -102,18 +122,37 @@ def search_index(
         raise ValueError(f"k: got {k}, expected at least 1")
     if not len(index):
         raise ValueError(f"index: got {index.folder}, which has no images yet; expected one that `index` has finished")
-    if where and CLASS_COLUMN in where:
-        one_of("where class", where[CLASS_COLUMN], index.classes)
+    conditions = as_conditions(where)
+    for condition in conditions:
+        if condition.column == CLASS_COLUMN and condition.operator in ("=", "!="):
+            for value in condition.values:
+                one_of("where class", text_of(value), index.classes)
+    checked_question(index.manifest.columns, k, conditions, differs, offset, min_similarity, one_per)
+    unvalued = [column for column, value in (differs or {}).items() if value is None]
+    if together and unvalued:
+        raise ValueError(
+            f"differs: got {unvalued[0]!r} for images that are searched together, which may have several; expected "
+            f"{unvalued[0]}=VALUE"
+        )
     queries = Queries.embed(loaded(model), images)
     ids = [id_of(index, file) for file in queries.files]
-    values = _values_of(index, differs or {}, ids)
-    hit_lists = index.search(queries.vectors, k, where, without=ids, differs=values)
+    hit_lists = index.search(
+        mean_query(queries.vectors) if together else queries.vectors,
+        k,
+        conditions,
+        [[item for item in ids if item is not None]] if together else ids,
+        _values_of(index, differs or {}, ids),
+        offset=offset,
+        min_similarity=min_similarity,
+        one_per=one_per,
+    )
     return Results(
         queries,
         [
             [Found(hit.id, hit.label, hit.similarity, partial(_thumbnail, index, hit.id), hit.metadata) for hit in hits]
             for hits in hit_lists
         ],
+        offset,
     )
 
 
@@ -191,6 +230,16 @@ def identify_files(
     queries = Queries.embed(embedder, images)
     indexed = IndexedQueries.of(index, [id_of(index, file) for file in queries.files])
     return Identified(queries, identifier(queries.vectors, far, indexed), (indexed.rows >= 0).tolist(), identifier)
+
+
+def mean_query(vectors: Tensor) -> Tensor:
+    """Make one query of several vectors: the mean of them, each of unit length first, (1, D).
+
+    Example:
+        >>> mean_query(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))
+        tensor([[0.5000, 0.5000]])
+    """
+    return torch.from_numpy(unit_rows(vectors)).mean(dim=0, keepdim=True)
 
 
 def _values_of(

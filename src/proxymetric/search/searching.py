@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from proxymetric.arguments.signatures import one_of
@@ -70,7 +70,7 @@ def answered(
     count: int,
     matching: Callable[[list[Condition]], Nearest],
     question: SearchQuestion,
-    without: Sequence[str | None] | None,
+    without: Sequence[str | Collection[str] | None] | None,
 ) -> list[Ranked]:
     """Answer a question for each query.
 
@@ -78,13 +78,17 @@ def answered(
         count: number of queries.
         matching: returns what finds the items that match all of some conditions.
         question: the question.
-        without: ids that are left out of the results of their query; None: none is.
+        without: for each query an id, or several, that are left out of its results; None: none is.
     """
-    wanted, own_ids = question.offset + question.k, without or [None] * count
+    wanted = question.offset + question.k
+    own_ids: list[Collection[str]] = [
+        () if ids is None else (ids,) if isinstance(ids, str) else ids for ids in without or [None] * count
+    ]
+    most_left_out = max(map(len, own_ids), default=0)
     answers: list[Ranked] = [[] for _ in range(count)]
     for values, members in queries_alike(count, question.differs).items():
         nearest = matching([*question.conditions, *(Condition(column, "!=", (value,)) for column, value in values)])
-        depth = (wanted + (without is not None)) * (1 if question.one_per is None else GROUPS_AT_FIRST)
+        depth = (wanted + most_left_out) * (1 if question.one_per is None else GROUPS_AT_FIRST)
         while True:
             lists = nearest(members, depth)
             results = [_results(each, own_ids[member], question) for member, each in zip(members, lists, strict=True)]
@@ -130,12 +134,12 @@ def queries_alike(count: int, differs: Mapping[str, Any]) -> dict[tuple[tuple[st
     return groups
 
 
-def _results(ranked: Ranked, without: str | None, question: SearchQuestion) -> Ranked:
+def _results(ranked: Ranked, without: Collection[str], question: SearchQuestion) -> Ranked:
     """The results of one query, without what was asked to be left out."""
     results: Ranked = []
     values: set[str] = set()
     for row, score in ranked:
-        if without is not None and row.id == without:
+        if row.id in without:
             continue
         if question.min_similarity is not None and score < question.min_similarity:
             break

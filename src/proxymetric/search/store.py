@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol, Self
@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from proxymetric.search.batches import Batch
+from proxymetric.search.conditions import Dictionary
 from proxymetric.search.engines import Engine
 from proxymetric.search.items import Hit, Item
 from proxymetric.search.manifest import Manifest
@@ -65,7 +66,7 @@ class Store(Protocol):
         ...
 
     def search(
-        self, queries: Tensor, question: SearchQuestion, without: Sequence[str | None] | None
+        self, queries: Tensor, question: SearchQuestion, without: Sequence[str | Collection[str] | None] | None
     ) -> list[list[Hit]]:
         """Answer a question for each query (Q, dim) of unit length; `without` as in `StoredIndex.search`."""
         ...
@@ -113,6 +114,10 @@ class Store(Protocol):
     @property
     def vectors(self) -> np.ndarray:
         """The vectors of all items, (count, dim), in the order of their rows."""
+        ...
+
+    def dictionaries(self, column: str) -> list[Dictionary]:
+        """The different values of a metadata column, in one dictionary or several; none where they are not known."""
         ...
 
     @property

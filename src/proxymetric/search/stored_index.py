@@ -127,9 +127,10 @@ class StoredIndex:
 
     def reload(self) -> bool:
         """Open the newest state of the index; return whether anybody has changed it since."""
-        before = self.manifest
-        self._replace(self.store.refreshed())
-        return self.manifest != before
+        with self._change_lock:  # a change by another thread opens the state that it makes
+            before = self.manifest
+            self._replace(self.store.refreshed())
+            return self.manifest != before
 
     def _replace(self, store: Store) -> None:
         """Put the next state in the place of the one that is open."""
@@ -313,7 +314,7 @@ class StoredIndex:
         queries: Tensor | np.ndarray,
         k: int = 10,
         where: Mapping[str, Any] | Iterable[str | Condition] | None = None,
-        without: Sequence[str | None] | None = None,
+        without: Sequence[str | Collection[str] | None] | None = None,
         differs: Mapping[str, Any] | None = None,
         *,
         offset: int = 0,
@@ -327,7 +328,8 @@ class StoredIndex:
             k: results for each query, at least 1; fewer come back if fewer items match.
             where: conditions, see `as_conditions`: `["price<50", "brand=a,b"]`, or
                 `{"price": {"<": 50}, "brand": ["a", "b"]}`; `class` is the label, other names are metadata columns.
-            without: Q ids, one for each query, that are left out of its results; None leaves nothing out.
+            without: for each of the Q queries an id, or several, that are left out of its results; None leaves nothing
+                out.
             differs: column -> the value of the queries, one for all or a list of Q. Items with the value of a query,
                 such as its camera, are left out of its results; a query with the value None leaves nothing out.
             offset: the first results of each query that are left out, for the next page.
@@ -574,7 +576,7 @@ class StoredIndex:
             raise ValueError("queries: got numbers that are not finite (NaN or infinite), expected finite numbers")
         return queries
 
-    def _check_without(self, queries: Tensor, without: Sequence[str | None] | None) -> None:
+    def _check_without(self, queries: Tensor, without: Sequence[str | Collection[str] | None] | None) -> None:
         if without is not None and len(without) != len(queries):
             raise ValueError(f"without: got {len(without)} ids for {len(queries)} queries, expected one for each")
 

@@ -10,15 +10,16 @@ from pathlib import Path
 import numpy as np
 
 ROUTES = (
-    "search", "identify", "items", "rows", "thumbnails", "map", "info", "page", "healthz", "metrics", "openapi", "other"
+    "search", "identify", "write", "items", "rows", "thumbnails", "map", "info", "page", "healthz", "metrics",
+    "openapi", "other",
 )  # fmt: skip
-STATUSES = (200, 304, 400, 401, 403, 404, 405, 408, 413, 415, 421, 422, 429, 500, 503, 504)
+STATUSES = (200, 304, 400, 401, 403, 404, 405, 408, 413, 415, 421, 422, 429, 500, 503, 504, 507)
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """upper bounds of the histogram of the duration of searches, in seconds"""
 FOLDER_VARIABLE = "PROXYMETRIC_SERVE_COUNTERS"
 """environment variable with the folder where the processes of the service keep their counters"""
 _REQUESTS = len(ROUTES) * (len(STATUSES) + 1)
-_REST = 5
+_REST = 6
 _SIZE = _REQUESTS + len(BUCKETS) + 1 + _REST
 log = logging.getLogger("proxymetric.serve")
 
@@ -76,6 +77,12 @@ class Counters:
         self._rest[4] += change
         self._save()
 
+    def pending_writes(self, change: int) -> int:
+        """Change the number of writes that wait or run in this process, and return it."""
+        self._rest[5] += change
+        self._save()
+        return int(self._rest[5])
+
     def text(self, items: int) -> str:
         """Return all counters, summed over the processes, in the text format of Prometheus.
 
@@ -111,6 +118,8 @@ class Counters:
         lines += [f"proxymetric_batched_searches_total {rest[2]:.0f}"]
         lines += _head("pending_searches", "gauge", "Searches that wait or run.")
         lines += [f"proxymetric_pending_searches {rest[3]:.0f}"]
+        lines += _head("pending_writes", "gauge", "Writes that wait or run.")
+        lines += [f"proxymetric_pending_writes {rest[5]:.0f}"]
         lines += _head("receiving_bodies", "gauge", "Requests whose bodies are arriving; they count as no search yet.")
         lines += [f"proxymetric_receiving_bodies {rest[4]:.0f}"]
         lines += [*_head("index_items", "gauge", "Items in the index."), f"proxymetric_index_items {items}"]

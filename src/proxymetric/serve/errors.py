@@ -20,6 +20,7 @@ CODES = {
     500: "internal",
     503: "stopping",
     504: "timeout",
+    507: "not_saved",
 }
 """status -> code"""
 

@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 from proxymetric.serve.counters import ROUTES, Counters
@@ -52,17 +52,20 @@ class Guard:
     def __init__(self, app: App, settings: Settings, counters: Counters) -> None:
         self.app, self.settings, self.counters = app, settings, counters
         self.reception = Reception(on_change=counters.receiving)
-        self._token = hashlib.sha256(settings.token.encode()).digest()
+        self._tokens = [_digest(token.encode()) for token in (settings.token, settings.write_token)]
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Handle a request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        is_search = scope["path"] in SEARCH_PATHS and scope["method"] == "POST"
-        search = _Search(self.counters, self.settings.max_pending) if is_search else None
+        most, work = self.settings.max_pending, None
+        if is_write(scope):
+            work = _Work("writes", self.counters.pending_writes, most)
+        elif scope["path"] in SEARCH_PATHS and scope["method"] == "POST":
+            work = _Work("searches", self.counters.pending, most)
         address = (scope.get("client") or ("", 0))[0]
-        body = _Body(receive, self._max_body(scope), self.settings.receive_seconds, self.reception, address, search)
+        body = _Body(receive, self._max_body(scope), self.settings.receive_seconds, self.reception, address, work)
         answer = _Answer(send, body)
         started = time.monotonic()
         try:
@@ -72,7 +75,7 @@ class Guard:
                     await self.app(scope, body, answer)
             except TimeoutError:
                 raise Refused(
-                    504, f"search: got no answer within {self.settings.seconds:g} s, expected one; try again"
+                    504, f"request: got no answer within {self.settings.seconds:g} s, expected one; try again"
                 ) from None
         except Refused as refusal:
             await answer.refuse(refusal)
@@ -84,9 +87,9 @@ class Guard:
             await answer.refuse(Refused(500, "service: got an error that is described in its log"))
         finally:
             body.leave()
-            if search is not None:
-                search.end()
-            self.counters.answered(_route(scope["path"]), answer.status, time.monotonic() - started)
+            if work is not None:
+                work.end()
+            self.counters.answered(_route(scope), answer.status, time.monotonic() - started)
 
     def _check(self, scope: MutableMapping[str, Any]) -> None:
         """Refuse a wrong host, pages of other sites, a wrong token, and a body that is announced to be too large."""
@@ -96,48 +99,62 @@ class Guard:
             raise Refused(421, f"host: got {host[:100]!r}, expected a name of this service (`serve --allow-host`)")
         if headers.get(b"sec-fetch-site") == b"cross-site" and scope["method"] not in ("GET", "HEAD"):
             raise Refused(403, "sec-fetch-site: got 'cross-site', a page of another site; expected the service's own")
-        if self.settings.token and scope["path"] not in OPEN_PATHS:
-            given = headers.get(b"authorization", b"")
-            scheme, _, token = given.partition(b" ")
-            # Digests have equal lengths, so that the time of the comparison says nothing about the token.
-            is_right = hmac.compare_digest(hashlib.sha256(token.strip()).digest(), self._token)
-            if scheme.lower() != b"bearer" or not is_right:
-                raise Refused(
-                    401,
-                    "authorization: got no right token, expected the header 'Authorization: Bearer TOKEN'",
-                    headers={"www-authenticate": "Bearer"},
-                )
+        if is_write(scope):
+            _check_own_page(headers, host)
+        self._check_token(scope, headers)
         length = headers.get(b"content-length", b"0").decode("latin-1")
         if length.isdecimal() and int(length) > self._max_body(scope):
             raise _too_large(self._max_body(scope))
 
+    def _check_token(self, scope: MutableMapping[str, Any], headers: Mapping[bytes, bytes]) -> None:
+        """Refuse a request without the token that it needs; who may write may read, too."""
+        needs_write = bool(self.settings.write_token) and is_write(scope)
+        if not needs_write and (not self.settings.token or scope["path"] in OPEN_PATHS):
+            return
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        # Digests have equal lengths, so that the time of the comparison says nothing about the token.
+        given = _digest(token.strip())
+        reads, writes = (hmac.compare_digest(given, right) for right in self._tokens)
+        is_bearer = scheme.lower() == b"bearer"
+        reads, writes = is_bearer and reads, is_bearer and writes and bool(self.settings.write_token)
+        if writes or (reads and not needs_write):
+            return
+        if reads and self.settings.token:
+            raise Refused(403, "authorization: got the token that reads, expected the one that writes", "read_only")
+        kind = "token that writes" if needs_write else "right token"
+        raise Refused(
+            401,
+            f"authorization: got no {kind}, expected the header 'Authorization: Bearer TOKEN'",
+            headers={"www-authenticate": "Bearer"},
+        )
+
     def _max_body(self, scope: MutableMapping[str, Any]) -> int:
         """The limit on the bytes of a body; base64 has four letters for three bytes."""
-        if scope["path"] not in SEARCH_PATHS:
+        if scope["path"] not in SEARCH_PATHS and not (self.settings.write_token and is_write(scope)):
             return FORM_BYTES
         return self.settings.max_bytes * 4 // 3 + FORM_BYTES
 
 
-class _Search:
-    """A search that waits or runs, which counts from when its body is whole."""
+class _Work:
+    """A search or a write that waits or runs, which counts from when its body is whole."""
 
-    def __init__(self, counters: Counters, most: int) -> None:
-        self.counters, self.most, self.is_counted = counters, most, False
+    def __init__(self, name: str, count: Callable[[int], int], most: int) -> None:
+        self.name, self.count, self.most, self.is_counted = name, count, most, False
 
     def begin(self) -> None:
         """Count it, or refuse it if there are too many."""
         self.is_counted = True
-        if self.counters.pending(+1) > self.most:
+        if self.count(+1) > self.most:
             raise Refused(
                 429,
-                f"searches: got more than {self.most} at a time, expected fewer; try again",
+                f"{self.name}: got more than {self.most} at a time, expected fewer; try again",
                 headers={"retry-after": "1"},
             )
 
     def end(self) -> None:
         """Count it no more."""
         if self.is_counted:
-            self.counters.pending(-1)
+            self.count(-1)
             self.is_counted = False
 
 
@@ -151,10 +168,10 @@ class _Body:
         seconds: float,
         reception: Reception,
         address: str,
-        search: _Search | None,
+        work: _Work | None,
     ) -> None:
         self.receive, self.max_bytes, self.seconds = receive, max_bytes, seconds
-        self.reception, self.address, self.search = reception, address, search
+        self.reception, self.address, self.work = reception, address, work
         self.end = time.monotonic() + seconds
         self.read, self.is_whole, self.gave_way = 0, False, False
         self._arrival: Arrival | None = None
@@ -182,8 +199,8 @@ class _Body:
             self.reception.receive(self._arrival, size)
         else:
             self.leave()
-            if self.search is not None and message["type"] == "http.request":
-                self.search.begin()
+            if self.work is not None and message["type"] == "http.request":
+                self.work.begin()
         return message
 
     def leave(self) -> None:
@@ -243,8 +260,30 @@ def _too_large(limit: int) -> Refused:
     return Refused(413, f"body: got more than {limit:,} bytes, expected at most that many")
 
 
-def _route(path: str) -> str:
+def is_write(scope: MutableMapping[str, Any]) -> bool:
+    """Whether a request would change the index."""
+    first = scope["path"].lstrip("/").split("/", 1)[0]
+    return first == "items" and scope["method"] not in ("GET", "HEAD", "OPTIONS")
+
+
+def _check_own_page(headers: Mapping[bytes, bytes], host: str) -> None:
+    """Refuse a page of another site or of another port, in browsers of any age; programs say nothing about pages."""
+    site, origin = headers.get(b"sec-fetch-site", b"none"), headers.get(b"origin")
+    if site not in (b"none", b"same-origin"):
+        raise Refused(403, f"sec-fetch-site: got {site.decode('latin-1')[:100]!r}, expected the service's own page")
+    if origin is not None and origin.decode("latin-1").partition("://")[2].lower() != host.lower():
+        raise Refused(403, f"origin: got {origin.decode('latin-1')[:100]!r}, expected the service's own page")
+
+
+def _digest(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()
+
+
+def _route(scope: MutableMapping[str, Any]) -> str:
+    path: str = scope["path"]
     first = path.lstrip("/").split("/", 1)[0]
+    if is_write(scope):
+        return "write"
     if path in OPEN_PATHS - {"/healthz"}:
         return "page"
     return "openapi" if first == "openapi.json" else first if first in ROUTES else "other"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
+
+MOST_QUERIES, MOST_CONDITIONS, MOST_OFFSET, MOST_WRITTEN = 8, 16, 10_000, 1_000
+"""images or items of a search, its conditions, results that it leaves out, and items that one request changes"""
+Metadata = dict[str, Any]
 
 
 class Item(BaseModel):
@@ -28,18 +32,41 @@ class Results(BaseModel):
     """The results of a search, most similar first."""
 
     results: list[Hit]
-    generation: int = Field(description="Number of the state of the index.")
+    more: bool = Field(description="Whether there are further results: the next page has `offset` + `k`.")
+    generation: int = Field(
+        description="Number of the state of the index. Pages of the same state have each result once."
+    )
 
 
 class SearchBody(BaseModel):
-    """A search: by an image or by the id of an item, exactly one of them."""
+    """A search: by one or several images, or by the ids of items, exactly one of the four."""
 
     model_config = ConfigDict(extra="forbid")
     image: str = Field(default="", description="The bytes of an image file in base64.")
+    images: list[str] = Field(
+        default=[],
+        min_length=1,
+        max_length=MOST_QUERIES,
+        description="Several, in base64: the query is the mean of their vectors of unit length.",
+    )
     id: str = Field(default="", description="The id of an item; it is left out of the results.")
+    ids: list[str] = Field(
+        default=[],
+        min_length=1,
+        max_length=MOST_QUERIES,
+        description="The ids of several items, whose mean vector is the query; they are left out of the results.",
+    )
     k: int = Field(default=12, ge=1, description="Number of results.")
-    where: dict[str, str] = Field(
-        default_factory=dict, max_length=8, description="Only items with these values: `class`, or metadata columns."
+    where: Any = Field(
+        default=None,
+        description="Only items that match: texts such as `price<50`, `brand=a,b` or `added>=2026-01-31`; or an "
+        'object: column -> a value, a list of values of which one matches, or operator -> value such as {"<": 50}. The '
+        "column `class` is the class.",
+    )
+    offset: int = Field(default=0, ge=0, le=MOST_OFFSET, description="Results that are left out first.")
+    min_similarity: float | None = Field(default=None, ge=-1, le=1, description="Only items at least this similar.")
+    one_per: str | None = Field(
+        default=None, description="A column: of items with the same value, only the most similar one is a result."
     )
 
 
@@ -107,15 +134,83 @@ class Limits(BaseModel):
     results: int
 
 
+class Column(BaseModel):
+    """A column of the metadata."""
+
+    name: str
+    kind: str = Field(description="What its values are: text, number, date, or words (each item may have several).")
+    values: list[str] | None = Field(description="The different values of text and words; null if they are many.")
+    least: float | str | None = Field(description="The smallest number, or the first date.")
+    greatest: float | str | None = Field(description="The largest number, or the last date.")
+
+
 class Info(BaseModel):
     """Facts about the index and the service."""
 
     count: int
     dim: int
+    model: str = Field(description="Fingerprint of the model that made the vectors.")
     engine: str
-    columns: list[str]
+    columns: list[Column]
     generation: int
+    writable: bool = Field(description="Whether requests with the write token may change the index.")
     limits: Limits
+
+
+class PutBody(BaseModel):
+    """What an item is: an image or a vector, exactly one of them."""
+
+    model_config = ConfigDict(extra="forbid")
+    image: str = Field(default="", description="The bytes of an image file in base64.")
+    vector: list[Annotated[float, Field(allow_inf_nan=False)]] = Field(
+        default=[], description="Its vector, of any length but zero; `model` says which model made it."
+    )
+    model: str = Field(default="", description="With `vector`: the fingerprint of its model, as in /info.")
+    label: str | None = Field(default=None, alias="class", description="Its class; null: it has none.")
+    metadata: Metadata = Field(
+        default={}, description="Column -> text, a number, true, false, null or a list of words."
+    )
+
+
+class PatchBody(BaseModel):
+    """What changes of an item that keeps its image and vector."""
+
+    model_config = ConfigDict(extra="forbid")
+    label: str | None = Field(default=None, alias="class", description="Its new class; null: none. Absent: as it was.")
+    metadata: Metadata = Field(
+        default={}, description="Columns that change, with their new values; null removes a value. Others stay."
+    )
+
+
+class PutItem(PutBody):
+    """An item of several that are written."""
+
+    id: str
+
+
+class PatchItem(PatchBody):
+    """An item of several that change."""
+
+    id: str
+
+
+class BulkBody(BaseModel):
+    """Changes that are made in one step, or not at all; each id comes once."""
+
+    model_config = ConfigDict(extra="forbid")
+    put: list[PutItem] = Field(default=[], max_length=MOST_WRITTEN, description="Items that are added or replaced.")
+    patch: list[PatchItem] = Field(default=[], max_length=MOST_WRITTEN, description="Items that change.")
+    delete: list[str] = Field(default=[], max_length=MOST_WRITTEN, description="Ids of items that are removed.")
+
+
+class Written(BaseModel):
+    """What a change did; the disk has it."""
+
+    added: int
+    updated: int
+    deleted: int
+    unchanged: int = Field(description="Items that were as they should be, or were not there to be deleted.")
+    generation: int = Field(description="Number of the state of the index that has the change.")
 
 
 class Health(BaseModel):

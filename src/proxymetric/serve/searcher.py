@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import os
 import sqlite3
+import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -21,8 +24,10 @@ from proxymetric.models.place import Place, Pretrained, RunFolder, SlimFile, pla
 from proxymetric.models.proxies import RunProxies, load_proxies
 from proxymetric.search import Answer, Hit, Index
 from proxymetric.search.manifest import FILE
+from proxymetric.search.questions import mean_query
+from proxymetric.search.searching import SearchQuestion
 
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 0.25
 """time between two looks at the index, which may have changed on disk"""
 RETRY_SECONDS = 30.0
 """time between two attempts to load the model of a new state, if the first one failed"""
@@ -36,27 +41,33 @@ class State:
     """A state of the index, and the model that made its vectors."""
 
     index: Index
+    """it stays as it is when the index changes"""
     model: Model
     run: str | None
     """the run that made it; None: as the index says"""
 
 
-class Image(NamedTuple):
-    """The pixels of an image, and the state for whose model they were cut."""
+class Images(NamedTuple):
+    """The pixels of images, and the state for whose model they were cut."""
 
     state: State
-    pixels: Tensor
+    pixels: list[Tensor]
 
 
 class Question(NamedTuple):
-    """A search: an image from `Searcher.cut`, or the id of an item."""
+    """What is asked of images from `Searcher.cut`, or of items; of several, their mean vector is the query.
 
-    image: Image | None
-    item: str | None
-    k: int
-    where: tuple[tuple[str, str], ...]
+    Attributes:
+        images: images; None: items are.
+        items: ids of items, which are left out of the results.
+        search: find what is similar.
+        far: the false-accept rate of a question for the class. With neither, only the vector is returned.
+    """
+
+    images: Images | None = None
+    items: tuple[str, ...] = ()
+    search: SearchQuestion | None = None
     far: float | None = None
-    """the false-accept rate of a question for the class; None: a search"""
 
 
 class UnknownItem(ValueError):
@@ -64,12 +75,23 @@ class UnknownItem(ValueError):
 
 
 class Found(NamedTuple):
-    """The results of a search, and the number of the state of the index that they belong to."""
+    """The answer to a question.
 
-    hits: list[Hit]
+    Attributes:
+        generation: the number of the state of the index that it belongs to.
+        vector: of the query, (1, D).
+        model: the fingerprint of the model that made the vector.
+        hits: the results of a search.
+        has_more: whether there are further results behind them.
+        answer: which class it is, where this was asked.
+    """
+
     generation: int
+    vector: Tensor
+    model: str
+    hits: Sequence[Hit] = ()
+    has_more: bool = False
     answer: Answer | None = None
-    """which class it is, where this was asked"""
 
 
 class Searcher:
@@ -86,14 +108,16 @@ class Searcher:
 
     def __init__(self, folder: str, run: str | None, device: str | None) -> None:
         self._seen = _stamp(Path(folder))  # before the index is opened: a change in between is noticed
-        index = Index(folder)
-        self.state = State(index, model_of(index, run, device), run)
+        self.newest = Index(folder)
+        """the index as this process has opened it last; `Writer` changes it"""
+        self.state = State(copy.copy(self.newest), model_of(self.newest, run, device), run)
         self.stale: str | None = None
         """a sentence if the index has a newer state that cannot be opened"""
         self._run, self._device = run, device
         self._proxies: tuple[Model, RunProxies | None] | None = None
         self._said: tuple[int, int] | None = None
         self._next_attempt = 0.0
+        self._looking = threading.Lock()
 
     @property
     def index(self) -> Index:
@@ -111,21 +135,21 @@ class Searcher:
             self._proxies = state.model, proxies
         return self._proxies[1]
 
-    def cut(self, image: PillowImage.Image) -> Image:
-        """Cut an image in RGB as the model needs it."""
+    def cut(self, images: Sequence[PillowImage.Image]) -> Images:
+        """Cut images in RGB as the model needs them."""
         state = self.state
-        return Image(state, state.model.view(image))
+        return Images(state, [state.model.view(image) for image in images])
 
     def answer(self, questions: list[Question]) -> list[Found | Exception]:
         """Answer a batch of questions with one pass of the model, and one search for those with equal conditions.
 
-        An image that was cut for the model of an earlier state is answered from that state.
+        What was cut for the model of an earlier state is answered from that state.
         """
         now = self.state
         states: dict[State, list[int]] = {}
         for row, question in enumerate(questions):
-            image = question.image
-            state = now if image is None or image.state.model is now.model else image.state
+            images = question.images
+            state = now if images is None or images.state.model is now.model else images.state
             states.setdefault(state, []).append(row)
         answers: dict[int, Found | Exception] = {}
         for state, rows in states.items():
@@ -136,16 +160,21 @@ class Searcher:
         """Look at the index again and again, and open it in a thread when it has changed; ends when it is cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            await asyncio.to_thread(self._look)
+            await asyncio.to_thread(self.look)
+
+    def look(self) -> None:
+        """Open the index again if it has changed, and the model too if another one made the new state."""
+        with self._looking:
+            self._look()
 
     def _look(self) -> None:
-        """Open the index again if it has changed, and the model too if another one made the new state."""
         folder, before = self.index.folder, self.state
         stamp = _stamp(folder)
         if stamp == self._seen or (stamp == self._said and time.monotonic() < self._next_attempt):
             return
         try:
-            index = Index(folder)
+            self.newest.reload()
+            index = copy.copy(self.newest)
             if index.model == before.index.model:
                 self.state = State(index, before.model, before.run)
             else:
@@ -192,42 +221,61 @@ def _stamp(folder: Path) -> tuple[int, int]:
 def _answer(state: State, questions: list[Question]) -> list[Found | Exception]:
     """Answer questions from one state of the index."""
     index = state.index
-    vectors: list[Tensor | None] = [None] * len(questions)
-    answers: list[Found | Exception | None] = [None] * len(questions)
-    images = [(row, question.image.pixels) for row, question in enumerate(questions) if question.image is not None]
-    if images:
-        embedded = state.model.embed(torch.stack([pixels for _, pixels in images]))
-        for (row, _), vector in zip(images, embedded, strict=True):
-            vectors[row] = vector
-    for row, question in enumerate(questions):
-        if question.item is not None:
+    generation = index.manifest.generation
+    answers: dict[int, Found | Exception] = {}
+    groups: dict[str, list[int]] = {}
+    vectors = _vectors(state, questions)
+    for row, (question, vector) in enumerate(zip(questions, vectors, strict=True)):
+        if isinstance(vector, Exception):
+            answers[row] = vector
+        elif question.search is not None:
+            groups.setdefault(repr(question.search._replace(k=0)), []).append(row)
+        elif question.far is not None:
             try:
-                vectors[row] = index.vector(question.item)
-            except KeyError:
-                answers[row] = UnknownItem(f"id: got {question.item!r}, expected the id of an item of the index")
-    groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
-    for row, question in enumerate(questions):
-        if (vector := vectors[row]) is not None and question.far is not None:
-            try:
-                answer = index.identify(vector[None], question.far, [question.item])[0]
-                answers[row] = Found([], index.manifest.generation, answer)
+                answer = index.identify(vector, question.far, [next(iter(question.items), None)])[0]
+                answers[row] = Found(generation, vector, index.model, answer=answer)
             except ValueError as error:  # too few classes
                 answers[row] = error
-        elif answers[row] is None:
-            groups.setdefault(question.where, []).append(row)
-    for where, rows in groups.items():
-        queries = torch.stack([vector for row in rows if (vector := vectors[row]) is not None])
+        else:
+            answers[row] = Found(generation, vector, index.model)
+    for rows in groups.values():
+        queries = [vector for row in rows if isinstance(vector := vectors[row], Tensor)]
+        wanted = [search for row in rows if (search := questions[row].search) is not None]
         try:
             hit_lists = index.search(
-                queries, max(questions[row].k for row in rows), dict(where), [questions[row].item for row in rows]
+                torch.cat(queries),
+                1 + max(search.k for search in wanted),
+                wanted[0].conditions,
+                [questions[row].items for row in rows],
+                offset=wanted[0].offset,
+                min_similarity=wanted[0].min_similarity,
+                one_per=wanted[0].one_per,
             )
-        except ValueError as error:  # an unknown column
-            for row in rows:
-                answers[row] = error
+        except ValueError as error:  # a column that this state does not have
+            answers |= dict.fromkeys(rows, error)
             continue
-        for row, hits in zip(rows, hit_lists, strict=True):
-            answers[row] = Found(hits[: questions[row].k], index.manifest.generation)
-    return [answer for answer in answers if answer is not None]
+        for row, vector, search, hits in zip(rows, queries, wanted, hit_lists, strict=True):
+            answers[row] = Found(generation, vector, index.model, hits[: search.k], len(hits) > search.k)
+    return [answers[row] for row in range(len(questions))]
+
+
+def _vectors(state: State, questions: list[Question]) -> list[Tensor | Exception]:
+    """The query of each question, (1, D), with one pass of the model for all images."""
+    pixels = [each for question in questions if question.images is not None for each in question.images.pixels]
+    embedded = iter(state.model.embed(torch.stack(pixels)) if pixels else ())
+    vectors: list[Tensor | Exception] = []
+    for question in questions:
+        try:
+            if question.images is not None:
+                parts = [next(embedded) for _ in question.images.pixels]
+            else:
+                parts = [state.index.vector(item) for item in question.items]
+        except KeyError:
+            unknown = next(item for item in question.items if item not in state.index)
+            vectors.append(UnknownItem(f"id: got {unknown[:200]!r}, expected the id of an item of the index"))
+            continue
+        vectors.append(parts[0][None] if len(parts) == 1 else mean_query(torch.stack(parts)))
+    return vectors
 
 
 def model_of(index: Index, run: str | Path | None, device: str | None) -> Model:

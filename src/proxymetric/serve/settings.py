@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 VARIABLE = "PROXYMETRIC_SERVE"
 """environment variable that hands the settings to the processes of the service"""
@@ -23,6 +23,7 @@ class Settings:
         port: its port.
         hosts: names by which browsers may call the service, besides those of this machine; `*` allows any.
         token: the bearer token that requests must carry; empty: none.
+        write_token: the bearer token with which the index may be changed; empty: it cannot be changed.
         workers: number of processes; they share the index.
         max_bytes: limit on the bytes of an uploaded image.
         max_pixels: limit on the pixels of an uploaded image.
@@ -30,11 +31,12 @@ class Settings:
         max_batch: searches that are embedded in one forward pass.
         max_results: limit on `k`.
         seconds: time after which a search is answered with 504.
+        write_seconds: time that a change waits for another process that is changing the index.
         receive_seconds: time that a client has to send a request.
         decode_seconds: time after which the process that decodes an image is ended; less than a stop may take.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: a number is out of range, or the two tokens are equal.
 
     Example:
         >>> Settings("shop.index", max_pending=0)
@@ -48,7 +50,8 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8000
     hosts: tuple[str, ...] = ()
-    token: str = ""
+    token: str = field(default="", repr=False)
+    write_token: str = field(default="", repr=False)
     workers: int = 1
     max_bytes: int = 20_000_000
     max_pixels: int = 50_000_000
@@ -56,6 +59,7 @@ class Settings:
     max_batch: int = 32
     max_results: int = 100
     seconds: float = 30.0
+    write_seconds: float = 10.0
     receive_seconds: float = 20.0
     decode_seconds: float = 10.0
 
@@ -63,11 +67,13 @@ class Settings:
         for name in ("workers", "max_bytes", "max_pixels", "max_pending", "max_batch", "max_results"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}, expected at least 1")
-        for name in ("seconds", "receive_seconds", "decode_seconds"):
+        for name in ("seconds", "write_seconds", "receive_seconds", "decode_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: got {getattr(self, name):g}, expected more than 0")
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port: got {self.port}, expected a number in 0..65535")
+        if self.write_token and self.write_token == self.token:
+            raise ValueError("write_token: got the token with which the index is read, expected another one")
 
     def allows_host(self, header: str) -> bool:
         """Return whether the `Host` header of a request names this service.

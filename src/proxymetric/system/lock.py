@@ -16,6 +16,10 @@ _held: set[int] = set()
 """the open files that hold locks in this process"""
 
 
+class InUse(ValueError):
+    """Another process holds the lock."""
+
+
 def _close_in_child() -> None:
     """A forked process, such as one that reads images, must not keep the lock of a parent that was killed."""
     for handle in _held:
@@ -41,7 +45,8 @@ def locked(folder: Path) -> Iterator[bool]:
         Whether the lock is held; False where the system or its disk has no locks.
 
     Raises:
-        ValueError: another process holds the lock, or the folder cannot be created.
+        InUse: another process holds the lock.
+        ValueError: the folder cannot be created, or nothing can be written to it.
 
     Example:
         >>> import tempfile
@@ -49,8 +54,8 @@ def locked(folder: Path) -> Iterator[bool]:
         >>> with locked(place), locked(place):
         ...     pass
         Traceback (most recent call last):
-        ValueError: out: got ..., in use by process ... on ... since ...; expected a folder that no process uses: wait
-        until that process ends, or choose another folder with --out
+        proxymetric.system.lock.InUse: out: got ..., in use by process ... on ... since ...; expected a folder that no
+        process uses: wait until that process ends, or choose another folder with --out
     """
     new_folders = [place for place in (folder, *folder.absolute().parents) if not place.exists()]
     try:
@@ -66,7 +71,9 @@ def locked(folder: Path) -> Iterator[bool]:
     finally:
         if handle is not None:
             with contextlib.suppress(OSError):
-                file.unlink()
+                # Two folders may have changed their names meanwhile: the lock file of the other one stays.
+                if os.path.samestat(os.fstat(handle), os.stat(file)):
+                    file.unlink()
             _held.discard(handle)
             os.close(handle)
         for place in new_folders:
@@ -132,7 +139,7 @@ def _acquire(folder: Path, file: Path) -> int | None:
         except BlockingIOError:
             owner = _owner(handle)
             os.close(handle)
-            raise ValueError(
+            raise InUse(
                 f"out: got {folder}, in use by {owner}; expected a folder that no process uses: wait until that "
                 "process ends, or choose another folder with --out"
             ) from None

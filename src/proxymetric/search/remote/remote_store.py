@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.search.batches import Batch
-from proxymetric.search.conditions import Condition
+from proxymetric.search.conditions import Condition, Dictionary
 from proxymetric.search.engines import Engine
 from proxymetric.search.items import Hit, Item
 from proxymetric.search.local_store import stamp_of
@@ -133,7 +133,7 @@ class RemoteStore:
         """See `Store`: the database sees to it."""
 
     def search(
-        self, queries: Tensor, question: SearchQuestion, without: Sequence[str | None] | None
+        self, queries: Tensor, question: SearchQuestion, without: Sequence[str | Collection[str] | None] | None
     ) -> list[list[Hit]]:
         """See `Store`."""
 
@@ -221,6 +221,10 @@ class RemoteStore:
     def vectors(self) -> np.ndarray:
         """See `Store`; all of them are fetched each time."""
         return self._read(lambda session: session.vectors(None), whole=True)
+
+    def dictionaries(self, column: str) -> list[Dictionary]:
+        """None: the database is not asked for all values of a column."""
+        return []
 
     @property
     def numbers(self) -> None:
