@@ -12,7 +12,7 @@ import typer
 
 from proxymetric.cli.images import check_images, check_searched, index_of, is_image
 from proxymetric.cli.results import AsJson, OpenPage, index_as_json, print_answers, print_results
-from proxymetric.cli.root import Backbone, CutDim, Device, SlimWeights, VectorKind, Which, app, example
+from proxymetric.cli.root import Backbone, CutDim, Device, SlimWeights, VectorKind, Which, app, example, typed
 from proxymetric.system.text import visible
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ FITS = {
     "--backbone": ("folder",),
 }  # fmt: skip
 """option of `search` -> the forms that take it"""
+LOADING = {"from_parquet", "out", "engine", "uri", "engine_settings", "vectors", "map_method", "as_json"}
+"""the parameters of `index` that fit --from-parquet"""
+OF_IMAGES = {"run": "IMAGES", "images": "IMAGES"}
+"""parameter of `index` -> how it is called, if it is no option"""
 FIRST_RESULTS = 10
 FAR = 0.01
 
@@ -53,6 +57,7 @@ FAR = 0.01
     ),
 )
 def index(
+    ctx: typer.Context,
     run: Annotated[
         str | None,
         typer.Argument(
@@ -162,10 +167,7 @@ def index(
     from proxymetric.system.terminal import Terminal
 
     terminal = Terminal()
-    given = {"RUN or IMAGES": run, "--backbone": backbone, "--metadata": metadata, "--layout": layout, "--dim": dim,
-             "--parquet": parquet, "--rebuild": rebuild, "--drop-added": drop_added, "--replace": replace,
-             "--which": which != "best", "--weights": weights, "--device": device}  # fmt: skip
-    _check_source(from_parquet, given)
+    _check_source(from_parquet, run, typed(ctx))
     place, folder = (None, from_parquet or Path(str(run))) if images is None else (run, images)
     target = index_of(folder, out, terminal)
     from proxymetric.search import Index
@@ -336,16 +338,16 @@ def search(
     print_results(results, as_json, open_page)
 
 
-def _check_source(from_parquet: Path | None, given: dict[str, Any]) -> None:
+def _check_source(from_parquet: Path | None, run: str | None, names: list[str]) -> None:
     """Refuse options about images that are embedded where images are loaded that were embedded before."""
-    if from_parquet is None:
-        if given["RUN or IMAGES"] is None:
-            raise ValueError("IMAGES: got none, expected a folder of images, or --from-parquet DIR")
-        return
-    for option, value in given.items():
-        if value is not None and value is not False:
-            raise ValueError(f"{option}: got it with --from-parquet, which loads images that were embedded before; "
-                             "expected one of them")  # fmt: skip
+    if from_parquet is None and run is None:
+        raise ValueError("IMAGES: got none, expected a folder of images, or --from-parquet DIR")
+    others = [name for name in names if name not in LOADING]
+    if from_parquet is not None and others:
+        option = OF_IMAGES.get(others[0]) or f"--{others[0].replace('_', '-')}"
+        raise ValueError(
+            f"{option}: got it with --from-parquet, which loads what was embedded before; expected one of them"
+        )
 
 
 def _say_nothing_matches(place: str, given: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -105,10 +104,10 @@ def embed_blocks(
     folder, target = _checked_images(Path(images)), _checked_place(Path(out))
     with ThisProcess(model, dim) if ray is None else RayWorkers(ray, model, dim, gpus, tell) as workers:
         blocks = divided(target, folder, workers.describe(), block, tell)
-        own = blocks[first::step]
-        check_origin(blocks, own)
+        asked = blocks[first::step]
+        check_origin(blocks, asked)
         result, todo = EmbeddedBlocks(Path(out), len(blocks)), list[Block]()
-        for each in own:
+        for each in asked:
             if (earlier := done_before(each, tell)) is None:
                 todo.append(each)
             else:
@@ -116,14 +115,20 @@ def embed_blocks(
                 _count(result, earlier)
         total = sum(len(each.photos) for each in todo)
         share = "" if step == 1 else f" of shard {shard}"
-        tell(f"to embed: {total:,} images in {len(todo):,} of {len(own):,} blocks{share}")
+        tell(f"to embed: {total:,} images in {len(todo):,} of {len(asked):,} blocks{share}")
         show = progress or (lambda done, total: None)
         if todo:
             show(0, total)  # the first batch may take long
+            target.mkdir(parents=True, exist_ok=True)
         for _, done in workers.make(todo, lambda number: show(number, total)):
             result.made += 1
             _count(result, done)
     result.missing = len(blocks) - len(block_files(target))
+    if step == 1 and result.missing:
+        raise ValueError(
+            f"parquet: got {out}, where {result.missing} blocks are missing although workers wrote them; expected a "
+            "folder that all machines of the cluster share"
+        )
     _describe(result, folder, tell, report or tell)
     return result
 
@@ -196,13 +201,12 @@ def _checked_images(images: Path) -> Path:
 
 
 def _checked_place(out: Path) -> Path:
-    """The folder of the blocks, which is made, or has nothing else and can be written."""
+    """The folder of the blocks, which has nothing else and can be written."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"parquet: got {out}, which is a file; expected a folder for the blocks")
-    with contextlib.suppress(FileExistsError):
-        out.mkdir(parents=True)
-    if not os.access(out, os.W_OK | os.X_OK):
-        raise ValueError(f"parquet: got {out}, which cannot be written; expected a folder that you may write to")
+    folder = next(place for place in (out.absolute(), *out.absolute().parents) if place.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(f"parquet: got {out}, but {folder} cannot be written; expected a folder that you may write to")
     block_files(out)
     return out.resolve()
 

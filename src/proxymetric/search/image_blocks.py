@@ -104,7 +104,7 @@ def block_files(folder: Path) -> list[Path]:
     Raises:
         ValueError: it holds something else.
     """
-    files = sorted(folder.iterdir())
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
     others = [file for file in files if not NAME.fullmatch(file.name) and not _is_leftover(file)]
     if others:
         raise ValueError(
@@ -114,17 +114,17 @@ def block_files(folder: Path) -> list[Path]:
     return [file for file in files if NAME.fullmatch(file.name)]
 
 
-def check_origin(blocks: Sequence[Block], own: Sequence[Block]) -> None:
+def check_origin(blocks: Sequence[Block], asked: Sequence[Block]) -> None:
     """Refuse blocks that are there of another model or of other images.
 
-    The own ones are compared, and one of the others: loading compares them all.
+    Those that are asked for are compared, and one of the others: loading compares them all.
 
     Raises:
         ValueError: there are such blocks.
     """
     there = {file.name: file for file in block_files(blocks[0].file.parent)}
-    others = [file for name, file in there.items() if name not in {block.file.name for block in own}]
-    for file in [*(block.file for block in own if block.file.name in there), *others[:1]]:
+    others = [file for name, file in there.items() if name not in {block.file.name for block in asked}]
+    for file in [*(block.file for block in asked if block.file.name in there), *others[:1]]:
         try:
             facts = read_facts(file)
         except DamagedParquet:

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -207,6 +208,11 @@ def _describe(pickled: bytes, dim: int | None) -> Description:
 
 def _make(pickled: bytes, dim: int | None, block: Block, threads: int) -> BlockDone:
     """In a worker: embed a block, unless a worker has written it that was lost before it could say so."""
+    for place in (block.file.parent, Path(str(block.facts.photos))):
+        if not place.is_dir():
+            raise ValueError(
+                f"{place}: is no folder on {socket.gethostname()}; expected a folder that all machines share"
+            )
     earlier = done_before(block, lambda sentence: None)
     if earlier is not None:
         return earlier
