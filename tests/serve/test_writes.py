@@ -237,7 +237,7 @@ def test_a_batch_sees_one_state(searcher, copy):
     assert searcher.state is not state
     assert (len(state.index), len(searcher.index)) == (count, count + 5)
     assert torch.equal(state.index.vectors, vectors)
-    assert searcher.newest.state.table is searcher.index.state.table, "unchanged parts are shared"
+    assert searcher.newest.store.state.table is searcher.index.store.state.table, "unchanged parts are shared"
 
 
 def test_writes_of_many_clients_are_all_made(client, write, copy):

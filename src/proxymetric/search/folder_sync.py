@@ -194,6 +194,8 @@ def sync(
             "layout": layout,
         }
         differing = any(getattr(index.manifest, name) != value for name, value in facts.items())
+        if say is not None and written:
+            say(f"writing the vectors and thumbnails of {len(written):,} images")
         if rebuild:
             # Everything is written anew, so that the numbers of the vectors may get another kind.
             index.replace_all([*batches, _edited(index.batch(staying), edits)], say=say, **facts)
