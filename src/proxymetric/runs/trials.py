@@ -47,7 +47,7 @@ from proxymetric.training.process_group import ProcessGroup
 METRIC = "MAP@R"
 MIN_CLASSES = 6
 """with fewer classes of two images or more, there are no three folds of two classes"""
-MAX_FOLDS = 5
+MAX_FOLDS = 4
 MAX_IMAGES = 4_000
 """whole classes are left out of the trials beyond this number"""
 MAX_PCA_IMAGES = 1_000
