@@ -11,7 +11,9 @@ fourth, in each of some folds; a trained candidate chooses its epoch on a fifth 
 
 Rules are scored beside the candidates. "simplest within one standard error" takes the first of untrained, whitening,
 LDA and, in another row, the last trained candidate whose MAP@R on the folds is at most one standard error of the
-difference (paired over classes) below the best. "best" takes the best of them.
+difference (paired over classes) below the best. "best" takes the best of them. The two rules are also asked with as few
+classes as a run holds out: some of the classes of the folds choose between untrained, whitening and LDA, and the MAP@R
+on the other ones says what the choice loses to the best.
 
 WORK keeps each finished candidate of a split. Results go to results/frozen-defaults.json.
 """
@@ -20,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import math
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,6 +56,7 @@ from proxymetric.encoders.head import make_head
 from proxymetric.papers import method as make_method
 from proxymetric.runs import recipe as recipes
 from proxymetric.runs.assemble import FeatureFeed
+from proxymetric.runs.clear_gain import standard_error
 from proxymetric.runs.closed_form import Fit
 from proxymetric.runs.score import EmbeddedSet, score
 from proxymetric.system.checkpoint import Checkpoint
@@ -66,6 +68,10 @@ METHOD = "proxy-anchor"
 DIM = 512
 HELD_OUT_SHARE = 0.2
 SPLITS, FOLDS = 3, 4
+FEW_CLASSES = (4, 6, 8)
+"""held-out classes of a small run"""
+DRAWS = 200
+"""of the few classes, in each split"""
 PARTS = ("held-out", "unseen")
 CPU = torch.device("cpu")
 
@@ -228,19 +234,6 @@ def measured(at: Task, name: str, settings: Settings | None, count: int) -> dict
     }
 
 
-def standard_error(values: Tensor, classes: Tensor) -> float:
-    """The standard error of the mean of the values of queries, whose classes are drawn.
-
-    Example:
-        >>> round(standard_error(torch.tensor([0.0, 0.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1])), 3)
-        0.707
-    """
-    numbers, codes = torch.unique(classes, return_inverse=True)
-    residuals = torch.zeros(len(numbers), dtype=torch.float64).index_add_(0, codes, (values - values.mean()).double())
-    count = len(numbers)
-    return math.sqrt(count / (count - 1) * float(residuals.square().sum())) / len(values)
-
-
 def simplest(order: Sequence[str], values: dict[str, Tensor], classes: Tensor, errors: float = 1.0) -> str:
     """The first candidate that is at most some standard errors of the difference below the best.
 
@@ -252,11 +245,36 @@ def simplest(order: Sequence[str], values: dict[str, Tensor], classes: Tensor, e
     """
     means = {name: float(values[name].mean()) for name in order}
     best = max(order, key=means.__getitem__)
-    return next(
-        name
-        for name in order
-        if means[best] - means[name] <= errors * standard_error(values[best] - values[name], classes) + 1e-12
-    )
+    numbers = np.unique(classes.numpy(), return_inverse=True)[1]
+
+    def error(name: str) -> float:
+        return standard_error(np.bincount(numbers, (values[best] - values[name]).numpy()), np.bincount(numbers))
+
+    return next(name for name in order if means[best] - means[name] <= errors * error(name) + 1e-12)
+
+
+def regret_of_few_classes(values: dict[str, Tensor], classes: Tensor, seed: int) -> dict[str, dict[str, float]]:
+    """What each rule loses on the other classes when few classes choose between the simple candidates, in points.
+
+    Args:
+        values: of each candidate, the MAP@R of the queries.
+        classes: of the queries.
+        seed: of the draws.
+    """
+    random, known = np.random.default_rng([seed, 44]), np.unique(classes.numpy())
+    found: dict[str, dict[str, float]] = {"simplest within one standard error": {}, "best": {}}
+    for count in FEW_CLASSES:
+        lost = dict.fromkeys(found, 0.0)
+        for _ in range(DRAWS):
+            chooses = torch.from_numpy(np.isin(classes.numpy(), random.choice(known, count, replace=False)))
+            on_few = {name: values[name][chooses] for name in SIMPLE}
+            means = {name: float(values[name][~chooses].mean()) for name in SIMPLE}
+            for errors, rule in ((1.0, "simplest within one standard error"), (0.0, "best")):
+                taken = simplest(list(SIMPLE), on_few, classes[chooses], errors)
+                lost[rule] += 100 * (max(means.values()) - means[taken]) / DRAWS
+        for rule, points in lost.items():
+            found[rule][str(count)] = round(points, 2)
+    return found
 
 
 def with_rules(rows: dict[str, Any], classes: Tensor, last: str | None) -> dict[str, Any]:
@@ -321,7 +339,12 @@ def summary(splits: Sequence[dict[str, Any]]) -> dict[str, Any]:
         for name in splits[0]["rows"]
     }
     epochs = {name: [split["epochs"][name] for split in splits] for name in splits[0]["epochs"]}
-    return {"rows": rows, "chosen": [split["chosen"] for split in splits], "epochs": epochs}
+    regrets = [split["few classes"] for split in splits]
+    few = {
+        rule: {count: round(float(np.mean([each[rule][count] for each in regrets])), 2) for count in counts}
+        for rule, counts in regrets[0].items()
+    }
+    return {"rows": rows, "chosen": [split["chosen"] for split in splits], "epochs": epochs, "few classes": few}
 
 
 def main() -> None:
@@ -355,6 +378,8 @@ def main() -> None:
                     "epochs": {name: part["epochs"] for name, part in parts.items() if part["epochs"]},
                 }
                 last = str(TRAINED[words.candidates[-1]]._replace(refits=True)) if words.candidates else None
+                simple = {name: split["rows"][name]["held-out"][METRICS[0]] for name in SIMPLE}
+                split["few classes"] = regret_of_few_classes(simple, split["held-out classes"], seed)
                 split |= with_rules(split["rows"], split["held-out classes"], last)
                 cells.setdefault(key, []).append(split)
             record["cells"][key] = summary(cells[key])

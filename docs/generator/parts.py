@@ -30,6 +30,7 @@ from generator.scores import BENCHMARKS, RESULTS, ROOT, table
 from generator.search import engines_table, frames_table, load_table, ratios_table
 from generator.simple_things import (
     closed_forms_table,
+    few_classes_table,
     frozen_defaults_table,
     screening_table,
     simple_things_table,
@@ -116,6 +117,7 @@ PARTS = {
     "simple-things-verdict": Part(simple_things_verdict, benchmark("simple-things")),
     "frozen-defaults": Part(frozen_defaults_table, benchmark("frozen-defaults")),
     "frozen-defaults-folds": Part(closed_forms_table, benchmark("frozen-defaults-folds")),
+    "frozen-defaults-few-classes": Part(few_classes_table, benchmark("frozen-defaults-folds")),
     "frozen-defaults-screening": Part(screening_table, benchmark("frozen-defaults-screening")),
     "none-of-these": Part(none_of_these_table, benchmark("none-of-these")),
     "auto-choice": Part(auto_choice_table, benchmark("auto-choice-cub", "auto-choice-glyphs")),

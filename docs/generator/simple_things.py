@@ -58,6 +58,18 @@ def closed_forms_table() -> str:
     return _settings_table("frozen-defaults-folds")
 
 
+def few_classes_table() -> str:
+    """What two rules lose when few held-out classes choose among the closed forms."""
+    cells = read(BENCHMARKS / "frozen-defaults-folds.json")["cells"]
+    found = next(iter(cells.values()))["few classes"]
+    lines = [
+        [count, rule, *(f"{cell['few classes'][rule][count]:.1f}" for cell in cells.values())]
+        for count in next(iter(found.values()))
+        for rule in found
+    ]
+    return table(["held-out classes", "taken", *(_short(name) for name in cells)], lines)
+
+
 def _settings_table(name: str, differences: bool = False) -> str:
     record = read(BENCHMARKS / f"{name}.json")
     cells = record["cells"]

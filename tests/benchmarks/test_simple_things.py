@@ -127,6 +127,22 @@ def test_the_simplest_within_one_standard_error(modules):
     assert frozen_defaults.simplest(["untrained", "trained"], values, classes) == "trained"
 
 
+def test_what_few_classes_choose_is_scored_on_the_others(modules, monkeypatch):
+    frozen_defaults = modules[1]
+    monkeypatch.setattr(frozen_defaults, "DRAWS", 30)
+    classes = torch.arange(12).repeat_interleave(2)
+    better = torch.where(classes % 2 == 0, 0.9, 0.5).double()  # than the untrained features, on half of the classes
+    values = {"untrained": torch.full((24,), 0.6).double(), "whitening": better, "LDA": better - 0.3}
+    found = frozen_defaults.regret_of_few_classes(values, classes, seed=0)
+    assert set(found) == {"simplest within one standard error", "best"}
+    for points in found.values():
+        assert list(points) == ["4", "6", "8"]
+        assert all(0 < each < 20 for each in points.values())
+    assert found["best"]["4"] < found["simplest within one standard error"]["4"]
+    same = frozen_defaults.regret_of_few_classes(dict.fromkeys(values, better), classes, seed=0)
+    assert not any(points for regrets in same.values() for points in regrets.values())
+
+
 @pytest.mark.release
 def test_a_candidate_is_trained_with_and_without_all_known_classes(modules, clusters):
     frozen_defaults, at = modules[1], modules[0].task(clusters, seed=0)

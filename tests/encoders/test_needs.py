@@ -131,9 +131,10 @@ def test_files_without_needs_have_none(tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("only_training")
 def test_a_run_says_what_was_applied_and_goes_on_without_the_file(photos: Path, tmp_path: Path):
     file = weights(tmp_path / "w.safetensors", "resnet26", {**FIRST, "img_size": 32})
-    settings = {"encoder__backbone": "resnet26", "encoder__weights": str(file), "train__epochs": 1}
+    settings = {"encoder__backbone": "resnet26", "encoder__weights": str(file), "train__epochs": 1, "train__batch": 32}
     settings |= {"view__size": 32, "view__resize": 32}
     done = run(photos, tmp_path / "run", **settings)
     assert done.result.weights["file"] == "w.safetensors"

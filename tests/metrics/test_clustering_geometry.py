@@ -25,6 +25,7 @@ from proxymetric.metrics import (
 )
 from proxymetric.metrics.clustering import _Lloyd
 from proxymetric.metrics.knn.distances import Euclidean
+from sampled import examples
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +40,7 @@ def one_thread() -> Iterator[None]:
 labellings = st.lists(st.tuples(st.integers(-2, 3), st.integers(0, 4)), min_size=1, max_size=40)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(labellings)
 def test_mutual_information_equals_scikit_learn(pairs: list[tuple[int, int]]) -> None:
     from sklearn.metrics import normalized_mutual_info_score
@@ -48,7 +49,7 @@ def test_mutual_information_equals_scikit_learn(pairs: list[tuple[int, int]]) ->
     assert mutual_information(a, b) == pytest.approx(normalized_mutual_info_score(a, b), abs=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(labellings)
 def test_adjusted_mutual_information_equals_scikit_learn(pairs: list[tuple[int, int]]) -> None:
     from sklearn.metrics import adjusted_mutual_info_score
@@ -163,7 +164,7 @@ def test_mistakes(wrong: dict, message: str) -> None:
         kmeans(**{"embeddings": torch.eye(4), "clusters": 2, **wrong})
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["cosine", "euclidean"]), st.sampled_from([0.0, 30.0]))
 def test_geometry_like_the_oracle(seed: int, distance: str, far: float) -> None:
     draw = np.random.default_rng(seed)

@@ -1,5 +1,7 @@
 """The exact search against its definition in float64."""
 
+import functools
+
 import pytest
 import torch
 
@@ -74,28 +76,39 @@ def with_copies(kind: str) -> torch.Tensor:
     ]
 
 
+def sides_of(gallery: bool, kind: str) -> tuple[torch.Tensor, torch.Tensor, dict]:
+    """Queries, items, and the arguments of the items."""
+    vectors = with_copies(kind)
+    queries, items = (vectors[:25], vectors[25:]) if gallery else (vectors, vectors)
+    return queries, items, {"gallery": items, "gallery_labels": [0] * len(items)} if gallery else {}
+
+
+@functools.cache
+def each_alone(distance: str, gallery: bool, kind: str) -> torch.Tensor:
+    """All items of each query as it is ranked without the others."""
+    queries, items, _ = sides_of(gallery, kind)
+    alone = []
+    for i, query in enumerate(queries):
+        others = torch.arange(len(items))
+        others = others if gallery else others[others != i]
+        labels = [0] * len(others)
+        one = rank(query[None], [0], len(others), gallery=items[others], gallery_labels=labels, distance=distance)
+        alone.append(others[one.neighbours[0]])
+    return torch.stack(alone)
+
+
 @pytest.mark.parametrize("copies", [1, 3, 10**6], ids=["all at once", "some at once", "deep ones at once"])
 @pytest.mark.parametrize("kind", ["bits", "real"])
 @pytest.mark.parametrize("gallery", [False, True])
 @pytest.mark.parametrize("distance", ["cosine", "euclidean"])
 def test_equal_queries_are_ranked_as_if_each_were_alone(distance, gallery, kind, copies, monkeypatch):
+    alone = each_alone(distance, gallery, kind)
     monkeypatch.setattr("proxymetric.metrics.knn.search.MIN_COPIES", copies)
-    vectors = with_copies(kind)
-    queries, items = (vectors[:25], vectors[25:]) if gallery else (vectors, vectors)
-    sides = {"gallery": items, "gallery_labels": [0] * len(items)} if gallery else {}
-    deepest = len(items) - (not gallery)
-    alone = []
-    for i, query in enumerate(queries):
-        others = torch.arange(len(items))
-        others = others if gallery else others[others != i]
-        one = rank(
-            query[None], [0], deepest, gallery=items[others], gallery_labels=[0] * len(others), distance=distance
-        )
-        alone.append(others[one.neighbours[0]])
-    for k in (1, 4, 9, deepest):
+    queries, _, sides = sides_of(gallery, kind)
+    for k in (1, 4, 9, alone.shape[1]):
         for block in (None, 7):
             found = rank(queries, [0] * len(queries), k, distance=distance, block=block, **sides).neighbours
-            assert torch.equal(found, torch.stack(alone)[:, :k]), (k, block)
+            assert torch.equal(found, alone[:, :k]), (k, block)
 
 
 @pytest.mark.parametrize("budget", [2**28, 2**11])

@@ -13,6 +13,7 @@ from oracles import metrics as oracle
 from proxymetric.metrics import evaluate, kmeans, left_out, per_query, rank, scores
 from proxymetric.metrics.knn.duplicates import distinct
 from proxymetric.metrics.ranking import Ranking, search
+from sampled import examples
 
 NAMES = [
     "R@1",
@@ -91,7 +92,7 @@ def settings_of_the_search(draw: st.DrawFn) -> dict[str, object]:
     return inside
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(problems(), settings_of_the_search(), st.sampled_from([None, None, 1, 5]), st.integers(1, 15))
 def test_ties_and_values_like_the_oracle(problem: dict, inside: dict, block: int | None, k: int) -> None:
     lists = oracle.results(problem["embeddings"], problem["gallery"], problem["distance"])

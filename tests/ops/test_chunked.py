@@ -21,6 +21,7 @@ from proxymetric.core.pair_weights import PairWeights, StepFunction
 from proxymetric.core.pieces import References
 from proxymetric.ops import IMPLS, NONE, Line, Similarity, chosen, mean_over_batch, over_classes, using
 from proxymetric.papers import options
+from sampled import examples
 
 BUDGET = 2.0
 """root mean square error against float64 that chunked sums in float32 may have, as a multiple of that of plain sums"""
@@ -115,7 +116,7 @@ shapes = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     shapes, st.sampled_from(["soft", "max", "mean", None]), st.sampled_from(REDUCTIONS), st.integers(1, 20),
     st.booleans(),
@@ -126,7 +127,7 @@ def test_classes_are_the_plain_definition(shape, kind, reduction, rows, keep):
     close(problem.results(reduction, "chunked", rows=rows, budget=2**30 if keep else 0), wanted, problem)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(shapes, st.booleans(), st.sampled_from(REDUCTIONS), st.integers(1, 20), st.booleans())
 def test_loose_rows_are_the_plain_definition(shape, same, reduction, rows, keep):
     """Rows in any order of classes, with several rows or none of a class; and rows that are the query itself."""

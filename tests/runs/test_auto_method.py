@@ -1,4 +1,4 @@
-"""--method auto compares candidates on folds of the known classes and takes the simplest of the best."""
+"""--method auto compares candidates on folds of the known classes, and takes a simple one unless another is better."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from proxymetric.encoders import build
 from proxymetric.runs import auto_method, trials
 from proxymetric.runs import recipe as recipes
 from proxymetric.runs.assemble import RunContext
-from proxymetric.runs.auto_method import DEFAULT_METHOD, FROZEN_CANDIDATES, LOSSES, PLAN, Trial, decide
+from proxymetric.runs.auto_method import DEFAULT_METHOD, FROZEN_CANDIDATES, LOSSES, PLAN, decide
+from proxymetric.runs.clear_gain import ClassScores
 from proxymetric.runs.score import EmbeddedSet
 from proxymetric.runs.trials import Candidate, joined, outer_folds, run_trial, tried_recipe
 from proxymetric.system.files import read_json
@@ -147,31 +148,44 @@ def test_features_that_are_not_finite_are_refused(
         run(photos, tmp_path / "run", method="auto", **weights)
 
 
-def test_the_simplest_within_one_standard_error_is_taken() -> None:
-    plain = Trial("untrained", None, 0.50, 0.05, 0.02, 1.0)
-    near, best = Trial("whitening", None, 0.54, 0.01, 0.02, 1.0), Trial("vcpa", None, 0.55, 0.0, 0.0, 1.0)
-    assert decide([plain, near, best], frozen=True)[0] is near
-    lda = Trial("lda", None, 0.545, 0.005, 0.001, 1.0)
-    assert decide([plain, near, lda, best], frozen=True)[0] is lda, "of two closed forms the better one"
-    assert decide([plain._replace(error=0.06), near, best], frozen=True)[0].method == "untrained"
-    assert decide([plain, near._replace(error=0.005), best], frozen=True)[0] is best
-    assert decide([best], frozen=True)[1] == "the only candidate that was tried"
+def sums(**means: float) -> ClassScores:
+    """Candidates whose scores differ by the same amount on each of six classes: there is no standard error."""
+    return ClassScores("MAP@R", [10] * 6, {name.replace("_", "-"): [10 * mean] * 6 for name, mean in means.items()})
 
 
-def test_a_run_that_trains_the_backbone_needs_a_larger_gain() -> None:
-    plain, better = Trial(DEFAULT_METHOD, None, 0.5, 0.029, 0.001, 1.0), Trial("vcpa", None, 0.529, 0.0, 0.0, 1.0)
-    chosen, reason = decide([plain, better], frozen=False)
-    assert chosen is plain
-    assert reason.startswith("less than 3 points below the best candidate, vcpa (2.9 MAP@R)")
-    assert decide([plain, better], frozen=True)[0] is better
-    assert decide([plain._replace(below=0.031), better._replace(score=0.531)], frozen=False)[0].method == "vcpa"
+@pytest.mark.parametrize(
+    ("scores", "frozen", "taken"),
+    [
+        ({"untrained": 0.5, "whitening": 0.49, "lda": 0.48}, True, "untrained"),
+        ({"untrained": 0.5, "whitening": 0.501, "lda": 0.502}, True, "lda"),
+        ({"untrained": 0.5, "whitening": 0.55, "proxy_anchor": 0.558}, True, "whitening"),
+        ({"untrained": 0.5, "whitening": 0.55, "proxy_anchor": 0.562}, True, "proxy-anchor"),
+        ({"proxy_anchor": 0.5, "vcpa": 0.529}, False, "proxy-anchor"),
+        ({"proxy_anchor": 0.5, "vcpa": 0.531, "mpa_ap": 0.52}, False, "vcpa"),
+        ({"vcpa": 0.5, "mpa_ap": 0.52}, False, "mpa-ap"),
+    ],
+)
+def test_which_candidate_is_taken(scores: dict[str, float], frozen: bool, taken: str) -> None:
+    """What needs no training, or Proxy-Anchor for a whole network, unless another one gains 1 point, or 3."""
+    found = sums(**scores)
+    chosen, reason = decide(found, [Candidate(name) for name in found.sums], frozen)
+    assert chosen == Candidate(taken)
+    assert ("features alone say little" in reason) == (scores == {"proxy_anchor": 0.5, "vcpa": 0.529})
+
+
+def test_the_head_that_starts_from_a_closed_form_is_a_trained_one() -> None:
+    found = ClassScores("MAP@R", [10] * 6, {"whitening": [5.0] * 6, "proxy-anchor from whitening": [5.09] * 6})
+    candidates = [Candidate("whitening"), Candidate("proxy-anchor", "whitening")]
+    assert decide(found, candidates, frozen=True)[0].start is None
+    better = found._replace(sums=found.sums | {"proxy-anchor from whitening": [5.2] * 6})
+    assert decide(better, candidates, frozen=True)[0].start == "whitening"
 
 
 def test_each_class_is_scored_once_by_candidates_that_do_not_know_it() -> None:
     known = joined([embedded(7, 3, 1.0), embedded(4, 2, 1.0, seed=1)])
     assert len(known.images.classes) == 11
     tasks = outer_folds(known, seed=0)
-    assert len(tasks) == 5
+    assert len(tasks) == 4
     scored = [set(task.scored.labels.tolist()) for task in tasks]
     assert sorted(label for labels in scored for label in labels) == list(range(11))
     assert min(map(len, scored)) >= 2
@@ -236,12 +250,11 @@ def test_the_time_of_the_run_limits_the_trials_and_an_interrupted_choice_goes_on
     monkeypatch.setattr(auto_method, "FROZEN_SHARE", math.inf)
     again = run(photos, tmp_path / "run", method="auto", **weights).result.auto
     assert not (tmp_path / "run" / PLAN).exists()
-    assert again["folds"] == 3
+    assert again["folds"] == 4
     assert {trial["method"] for trial in again["trials"]} == {"whitening", "lda"}
-    trained, folds = again["dropped"][1:]
+    (trained,) = again["dropped"][1:]
     assert trained.startswith("proxy-anchor, multi-similarity, multi-similarity from whitening, ")
     assert trained.endswith("norm-softmax (no time)")
-    assert folds == "2 of 5 folds (no time)"
 
 
 @pytest.mark.usefixtures("enough_time")

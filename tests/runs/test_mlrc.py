@@ -21,7 +21,8 @@ from training_runs import Process, command
 pytestmark = pytest.mark.slow
 
 SETTINGS = {
-    "view.resize": 32,
+    "view.size": 16,
+    "view.resize": 16,
     "view.crop": "none",
     "view.flip": False,
     "train.lr": 2e-3,
@@ -91,6 +92,7 @@ def test_it_goes_on_with_the_folds_that_are_left(study, tmp_path):
     assert again["concatenated"] == study[1]["concatenated"]
 
 
+@pytest.mark.usefixtures("only_training")
 def test_a_setting_of_the_dimensions_wins(tmp_path):
     arguments = ARGUMENTS | {"settings": SETTINGS | {"encoder.dim": 6}, "epochs": 1, "folds": 2}
     mlrc("glyphs:40", out=tmp_path / "x", **arguments)
@@ -109,6 +111,7 @@ def test_the_protocols_own_settings_are_refused(tmp_path):
         mlrc("glyphs:40", out=tmp_path / "x", settings={"data.validation": 0.5})
 
 
+@pytest.mark.usefixtures("only_training")
 def test_data_without_test_classes_is_refused_before_any_fold(photos, tmp_path):
     """The flag that the error names exists, and helps."""
     words = ("train", "--protocol", "mlrc", "--data", photos, "--out", tmp_path / "x", "--backbone", "small",

@@ -448,6 +448,7 @@ def test_a_study_of_the_choice_of_a_method(tmp_path):
     assert line in (tmp_path / "tables" / "tables.md").read_text()
 
 
+@pytest.mark.usefixtures("only_training")
 def test_a_session_counts_the_images_of_its_own_steps(tmp_path):
     """Neither the steps of earlier sessions, nor a batch that is larger than the data."""
     settings = {

@@ -25,6 +25,11 @@ def some(cases: Sequence[Case], share: float = SHARE) -> list[Case]:
     return drawn(cases, max(1, round(max(share, SHARE) * len(cases))))
 
 
+def examples(count: int) -> int:
+    """The examples that hypothesis draws for a property: a third of them; all in `make test-all`."""
+    return count if SHARE == 1 else count // 3
+
+
 def drawn(cases: Sequence[Case], count: int, name: str = "") -> list[Case]:
     """That many cases, in their order, drawn for this name; all cases if all are run."""
     count = len(cases) if SHARE == 1 else min(len(cases), count)

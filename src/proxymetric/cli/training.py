@@ -27,8 +27,8 @@ Method = Annotated[
         "-m",
         autocompletion=complete_method,
         help="Name of the method; `proxymetric methods` lists them. auto compares some on features of your images, "
-        "from six classes on, and takes the simplest of the best: the default with --frozen and pre-trained weights; "
-        "whitening and lda compute the head in seconds; "
+        "from six classes on, and takes one that needs no training unless another is clearly better: the default with "
+        "--frozen and pre-trained weights; whitening and lda compute the head in seconds; "
         "module:function is one of your own.",
     ),
 ]

@@ -1,12 +1,12 @@
-"""`--method auto`: try candidates on cached features of the known classes, and take the simplest of the best.
+"""`--method auto`: try candidates on cached features of the known classes, and choose one.
 
 The backbone is not trained in a trial. The known classes, held-out ones included, are divided into folds
-(`runs.trials`): each candidate learns from the other classes and is scored on the fold, by MAP@R of each query. Of the
-candidates within one standard error of the best one, the simplest is taken.
+(`runs.trials`): each candidate learns from the other classes and is scored on the fold, by MAP@R of each query. A
+simple candidate is taken unless another one is clearly better (`runs.clear_gain`).
 
-A run with a frozen backbone can be any candidate: the untrained backbone, a closed form, a trained head. A run that
-trains the backbone chooses among losses only, because no trial says what the network gains. Proxy-Anchor is its
-default, and another loss must also gain `LEAST_GAIN`.
+A run with a frozen backbone can be any candidate: the untrained backbone and the closed forms, which are simple, or a
+trained head. A run that trains the backbone chooses among losses only, because no trial says what the network gains.
+Proxy-Anchor is its simple candidate, and another loss must gain `LEAST_GAIN_OF_LOSS`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from torch import Tensor
 from proxymetric.data import ImageSet
 from proxymetric.encoders import Encoder
 from proxymetric.runs.assemble import RunContext, embed_features, make_encoder
+from proxymetric.runs.clear_gain import LEAST_GAIN, ClassScores, keep_simple
 from proxymetric.runs.defaults import is_pretrained
 from proxymetric.runs.recipe import Recipe
-from proxymetric.runs.simplest import standard_error
 from proxymetric.runs.time_on_cpu import TRAINING_COST, pass_seconds
 from proxymetric.runs.trials import (
     EPOCHS,
@@ -63,14 +63,13 @@ FROZEN_CANDIDATES = (
     Candidate(DEFAULT_METHOD, "whitening"),
     *LOSSES[2:],
 )
-"""what a run with a frozen backbone can be, the simplest first; where time is short, the last ones are not tried"""
-LEAST_GAIN = 0.03
-"""MAP@R that another method must gain on features if the run trains the backbone, too. The order of the methods then
+"""what a run with a frozen backbone can be; where time is short, the last ones are not tried"""
+LEAST_GAIN_OF_LOSS = 0.03
+"""MAP@R that another loss must gain on features if the run trains the backbone, too. The order of the methods then
 changes: on CUB, multi-similarity is above Proxy-Anchor on features (held-out classes), and below it once the whole
 network is trained (studies/auto.toml). On features of drawn characters it gains more than this."""
 FROZEN_SHARE, WHOLE_SHARE = 0.3, 0.1
 """the time of the trials, as a share of that of the run; features do not count"""
-FEWEST_FOLDS = 3
 NUMBERS = (4, 2, 1)
 """how many candidates are trained where the time does not allow all of them"""
 COST_OF_LOSS = 1.5
@@ -86,22 +85,13 @@ class Trial(NamedTuple):
         method: its name.
         start: the closed form that its head started from; None: as in the recipe.
         score: MAP@R over the queries of all folds, a fraction.
-        below: how far that is below the best candidate.
-        error: standard error of this difference, over classes.
         seconds: how long its trials took.
     """
 
     method: str
     start: str | None
     score: float
-    below: float
-    error: float
     seconds: float
-
-    @property
-    def name(self) -> str:
-        """The candidate in words."""
-        return str(Candidate(self.method, self.start))
 
 
 class Choice(NamedTuple):
@@ -142,13 +132,11 @@ class Plan(NamedTuple):
     """Which trials the time allows.
 
     Attributes:
-        folds: the number of folds.
         trained: the number of candidates that are trained.
         epochs: of each of them.
         run_seconds: how long the run takes at least.
     """
 
-    folds: int
     trained: int
     epochs: int
     run_seconds: float
@@ -161,9 +149,9 @@ def describe_choice(choice: Mapping[str, Any]) -> str:
         choice: the entry `auto` of a result.
 
     Example:
-        >>> trials = (Trial("whitening", None, 0.523, 0.0, 0.0, 1.0), Trial("untrained", None, 0.5, 0.023, 0.01, 0.1))
-        >>> describe_choice(Choice("whitening", None, "the best", trials, folds=3, classes=12).as_dict())
-        'whitening: the best. MAP@R on 3 folds of the known classes (12 scored): whitening 52.3, untrained 50.0'
+        >>> trials = (Trial("lda", None, 0.523, 1.0), Trial("untrained", None, 0.5, 0.1))
+        >>> describe_choice(Choice("lda", None, "2.3 above untrained", trials, folds=4, classes=12).as_dict())
+        'lda: 2.3 above untrained. MAP@R on 4 folds of the known classes (12 scored): lda 52.3, untrained 50.0'
     """
     sentence = f"{Candidate(choice['method'], choice.get('start'))}: {choice['reason']}"
     return f"{sentence}. {trials}" if (trials := describe_trials(choice)) else sentence
@@ -228,50 +216,29 @@ def chooses_by_default(raw: Mapping[str, Any]) -> bool:
     return "method" not in raw and is_frozen and not of_heads and not keeps_trained
 
 
-def decide(trials: Sequence[Trial], frozen: bool) -> tuple[Trial, str]:
-    """Choose among candidates that were tried.
+def decide(scores: ClassScores, candidates: Sequence[Candidate], frozen: bool) -> tuple[Candidate, str]:
+    """Choose among candidates that were tried (`runs.clear_gain.keep_simple`).
 
     Args:
-        trials: the simplest first; with a backbone that is trained, Proxy-Anchor is the first.
-        frozen: the run trains on features, as the trials did; otherwise a method must gain `LEAST_GAIN`.
+        scores: of the candidates, by their names.
+        candidates: what the names stand for.
+        frozen: the run trains on features, as the trials did, and what no step trains is simple; otherwise
+            Proxy-Anchor is, and another loss must gain `LEAST_GAIN_OF_LOSS`.
 
     Returns:
-        The simplest candidate within one standard error of the best one, and why; of two closed forms the better one.
+        The candidate, and why.
 
     Example:
-        >>> plain = Trial("untrained", None, 0.50, 0.02, 0.01, 1.0)
-        >>> near = Trial("whitening", None, 0.515, 0.005, 0.01, 1.0)
-        >>> best = Trial("lda", None, 0.52, 0.0, 0.0, 1.0)
-        >>> head = Trial("vcpa", None, 0.53, 0.0, 0.0, 1.0)
-        >>> decide([plain._replace(below=0.03), near._replace(below=0.015, error=0.02), head], frozen=True)[1]
-        'the simplest candidate less than one standard error (2.0) below the best candidate, vcpa (1.5 MAP@R)'
-        >>> decide([plain, near, best], frozen=True)[0].method
-        'lda'
-        >>> decide([plain, best], frozen=True)[1]
-        'the best candidate, 2.0 MAP@R above untrained, with a standard error of 1.0'
-        >>> decide([plain, best], frozen=False)[0].method
-        'untrained'
+        >>> scores = ClassScores("MAP@R", [2, 2, 2], {"lda": [1.0, 1.5, 1.0], "vcpa": [1.3, 1.4, 1.0]})
+        >>> decide(scores, [Candidate("lda"), Candidate("vcpa")], frozen=True)
+        (Candidate(method='lda', start=None), 'vcpa is higher by 3.3, not more than one standard error (6.0)')
     """
-    best = max(trials, key=lambda trial: trial.score)
-    closed = [trial for trial in trials if trial.method in ("whitening", "lda")]
-    least = 0.0 if frozen else LEAST_GAIN
-    chosen = next(trial for trial in trials if trial is best or trial.below <= max(trial.error, least))
-    if chosen in closed:  # both are equally simple
-        chosen = max(closed, key=lambda trial: trial.score)
-    if chosen is best:
-        others = [trial for trial in trials if trial is not best]
-        if not others:
-            return best, "the only candidate that was tried"
-        second = max(others, key=lambda trial: trial.score)
-        margin = f"{100 * second.below:.1f} {METRIC} above {second.name}"
-        return best, f"the best candidate, {margin}, with a standard error of {100 * second.error:.1f}"
-    distance = f"below the best candidate, {best.name} ({100 * chosen.below:.1f} {METRIC})"
-    if not frozen and chosen.error < least:
-        return chosen, (
-            f"less than {100 * LEAST_GAIN:.0f} points {distance}; this run trains the backbone, too, and features "
-            "alone say little about that"
-        )
-    return chosen, f"the simplest candidate less than one standard error ({100 * chosen.error:.1f}) {distance}"
+    simple = [str(each) for each in candidates if (each.is_computed if frozen else each.method == DEFAULT_METHOD)]
+    kept = keep_simple(scores, simple, LEAST_GAIN if frozen else LEAST_GAIN_OF_LOSS)
+    reason = kept.reason
+    if not frozen and kept.name == kept.simple and kept.gain > kept.error:
+        reason += "; this run trains the backbone, too, and features alone say little about that"
+    return next(candidate for candidate in candidates if str(candidate) == kept.name), reason
 
 
 def choose_method(
@@ -333,7 +300,7 @@ class _Trials:
     Args:
         context: what the parts of the run share.
         encoder: its backbone made the features.
-        candidates: the recipes that are tried, the simplest first.
+        candidates: the recipes that are tried.
         tasks: all folds.
         dropped: sentences about the candidates that are not tried.
     """
@@ -373,28 +340,28 @@ class _Trials:
                 write_json(folder / PLAN, plan._asdict() | {"of": self._identity()})
         if left_out := trained[plan.trained :]:
             self.dropped.append(f"{', '.join(map(str, left_out))} (no time)")
-        if plan.folds < len(self.tasks):
-            self.dropped.append(f"{len(self.tasks) - plan.folds} of {len(self.tasks)} folds (no time)")
         if plan.epochs != self.epochs:
             for candidate in trained:
                 self.values[candidate].clear()
             self.epochs = plan.epochs
         for candidate in (*computed, *trained[: plan.trained]):
-            self._try(candidate, plan.folds)
-        tried = [candidate for candidate in self.candidates if len(self.values[candidate]) == plan.folds]
+            self._try(candidate, len(self.tasks))
+        tried = [candidate for candidate in self.candidates if len(self.values[candidate]) == len(self.tasks)]
         if not tried:
             reason = "no trials: they would take too large a share of the time of the run"
             return Choice(DEFAULT_METHOD, None, reason, dropped=tuple(self.dropped), run_seconds=plan.run_seconds)
-        groups = torch.cat([task.groups for task in self.tasks[: plan.folds]])
-        trials = self._compared(tried, groups)
-        chosen, reason = decide(trials, self.context.recipe.train.frozen)
+        scores = self._scores(tried)
+        chosen, reason = decide(scores, tried, self.context.recipe.train.frozen)
+        trials = [
+            Trial(*each, sum(scores.sums[str(each)]) / sum(scores.queries), round(self.seconds[each], 2))
+            for each in tried
+        ]
         return Choice(
-            chosen.method,
-            chosen.start,
+            *chosen,
             reason,
             tuple(sorted(trials, key=lambda trial: -trial.score)),
-            plan.folds,
-            len(groups.unique()),
+            len(self.tasks),
+            len(scores.queries),
             tuple(self.dropped),
             round(time.perf_counter() - started, 1),
             round(plan.run_seconds, 1),
@@ -422,7 +389,7 @@ class _Trials:
         """Which trials the time allows, from how long those of the first fold take."""
         train = self.context.recipe.train
         of_closed_forms = sum(self.seconds[candidate] for candidate in computed)
-        fewest = min(FEWEST_FOLDS, len(self.tasks))
+        folds = len(self.tasks)
         epochs = min(train.epochs, (train.patience or train.epochs) + 1)
         if train.frozen:
             # Every report has rows of the closed forms, which try at least twice as much as a trial.
@@ -430,7 +397,7 @@ class _Trials:
         else:
             run_seconds, share = spent + self._whole_seconds(epochs, images), WHOLE_SHARE
         of_trained = 0.0
-        if trained and fewest * of_closed_forms <= share * run_seconds - built:
+        if trained and folds * of_closed_forms <= share * run_seconds - built:
             self._try(trained[0], 1)
             of_trained = self.seconds[trained[0]]
             if train.frozen:
@@ -438,17 +405,13 @@ class _Trials:
         else:
             trained = []
         limit = share * run_seconds - built
-        folds_tried = sorted({len(self.tasks), fewest}, reverse=True)
         numbers = [len(trained), *(number for number in NUMBERS if number < len(trained))] if trained else []
         for number in numbers:
-            for folds in folds_tried:
-                for length in (self.epochs, math.ceil(self.epochs / 2)):
-                    cost = folds * (of_closed_forms + number * COST_OF_LOSS * of_trained * length / self.epochs)
-                    if cost <= limit:
-                        return Plan(folds, number, length, run_seconds)
-        # Closed forms alone: without them, there is nothing to choose.
-        folds = next((folds for folds in folds_tried if folds * of_closed_forms <= limit), fewest)
-        return Plan(folds, 0, self.epochs, run_seconds)
+            for length in (self.epochs, math.ceil(self.epochs / 2)):
+                cost = folds * (of_closed_forms + number * COST_OF_LOSS * of_trained * length / self.epochs)
+                if cost <= limit:
+                    return Plan(number, length, run_seconds)
+        return Plan(0, self.epochs, run_seconds)  # closed forms alone: without them, there is nothing to choose
 
     def _whole_seconds(self, epochs: int, images: int) -> float:
         """How long a run that trains the backbone takes at least."""
@@ -457,22 +420,15 @@ class _Trials:
         warmup = min(train.warmup, epochs)
         return pass_seconds(self.encoder) * images * (warmup + cost * (epochs - warmup))
 
-    def _compared(self, tried: list[Candidate], groups: Tensor) -> list[Trial]:
-        """The candidates that were scored on the same folds, the simplest first."""
-        values = {candidate: torch.cat(self.values[candidate]).double().cpu() for candidate in tried}
+    def _scores(self, tried: list[Candidate]) -> ClassScores:
+        """MAP@R of the candidates that were scored on all folds."""
+        groups = torch.cat([task.groups for task in self.tasks])
         numbers, counts = (each.cpu().numpy() for each in groups.unique(return_inverse=True, return_counts=True)[1:])
-        best = max(values.values(), key=lambda of_queries: float(of_queries.mean()))
-        return [
-            Trial(
-                candidate.method,
-                candidate.start,
-                float(of_queries.mean()),
-                float((best - of_queries).mean()),
-                standard_error(np.bincount(numbers, (best - of_queries).numpy()), counts),
-                round(self.seconds[candidate], 2),
-            )
-            for candidate, of_queries in values.items()
-        ]
+        sums = {
+            str(candidate): np.bincount(numbers, torch.cat(self.values[candidate]).double().cpu().numpy()).tolist()
+            for candidate in tried
+        }
+        return ClassScores(METRIC, counts.tolist(), sums)
 
     def _identity(self) -> str:
         """What a plan is made for."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from proxymetric.runs.simplest import HeldOutScores
+from proxymetric.runs.clear_gain import ClassScores
 
 
 @dataclass
@@ -31,7 +31,7 @@ class CheckpointFacts:
     earlier_seconds: float
     clock: Callable[[], float]
     closed_form: dict[str, Any] | None = None
-    candidates: HeldOutScores | None = None
+    candidates: ClassScores | None = None
     fewer_classes: dict[str, list[Any]] | None = None
 
     @property

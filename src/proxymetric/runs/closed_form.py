@@ -18,10 +18,11 @@ from proxymetric.encoders import Encoder
 from proxymetric.papers import closed_form
 from proxymetric.papers.closed_form import UNTRAINED, ClosedForm
 from proxymetric.runs.assemble import RunContext, embed_features
+from proxymetric.runs.clear_gain import ClassScores
 from proxymetric.runs.comparison import score_queries
 from proxymetric.runs.recipe import Recipe
 from proxymetric.runs.score import EmbeddedSet, score
-from proxymetric.runs.simplest import HeldOutScores, deciding_metric, held_out_scores, may_keep_another
+from proxymetric.runs.simplest import deciding_metric, held_out_scores, may_keep_another
 
 METRIC = "MAP@R"
 SHRINKAGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
@@ -99,7 +100,7 @@ class ClosedFormScores(NamedTuple):
     """
 
     rows: dict[str, dict[str, float]]
-    candidates: HeldOutScores | None
+    candidates: ClassScores | None
 
 
 class Folds(NamedTuple):

@@ -133,7 +133,8 @@ def names() -> list[str]:
         >>> "glyphs/demo" in names()
         True
     """
-    return sorted(file.relative_to(folder()).with_suffix("").as_posix() for file in folder().rglob("*.toml"))
+    place = folder()
+    return sorted(file.relative_to(place).with_suffix("").as_posix() for file in place.rglob("*.toml"))
 
 
 def find(recipe: str | Path) -> Path:

@@ -14,6 +14,7 @@ from proxymetric.data import BadImage, ImageSet
 from proxymetric.models.load import read_run
 from proxymetric.models.run_folder import is_refitted, model_folder
 from proxymetric.runs.auto_method import describe_trials
+from proxymetric.runs.clear_gain import Kept
 from proxymetric.runs.closed_form import Fit
 from proxymetric.runs.comparison import UNTRAINED_MEANS, compare, remarks
 from proxymetric.runs.evaluation_set import seen_set, unseen_vectors
@@ -21,7 +22,6 @@ from proxymetric.runs.fewer_classes import result_sentences
 from proxymetric.runs.protocol import CHOSEN_ON_TEST
 from proxymetric.runs.result import TRAINED, UNTRAINED, Result
 from proxymetric.runs.score import EmbeddedSet, break_down, describe, images_per_class, name_classes, rank_set
-from proxymetric.runs.simplest import Kept
 from proxymetric.runs.whiten import describe_whitening
 from proxymetric.system.clock import clock
 from proxymetric.system.files import check_output

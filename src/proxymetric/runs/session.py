@@ -41,6 +41,7 @@ from proxymetric.runs.assemble import (
 from proxymetric.runs.auto_method import choose_method, describe_choice
 from proxymetric.runs.checkpoint_facts import CheckpointFacts
 from proxymetric.runs.class_uncertainty import class_uncertainty, has_uncertainty
+from proxymetric.runs.clear_gain import ClassScores, Kept
 from proxymetric.runs.closed_form import Fit, closed_form_rows, compute_head, nothing_trained
 from proxymetric.runs.divergence import check_trained
 from proxymetric.runs.fewer_classes import among_fewer
@@ -53,8 +54,6 @@ from proxymetric.runs.same_everywhere import check_images
 from proxymetric.runs.score import EmbeddedSet, queries_left_out, score, score_sizes
 from proxymetric.runs.simplest import (
     TRAINED,
-    HeldOutScores,
-    Kept,
     OnlyProgress,
     as_candidates,
     closed_form_recipe,
@@ -243,7 +242,7 @@ class RunSession:
         return encoder
 
     def _choose_method(self, parts: Split) -> None:
-        """Replace the method of the recipe by the simplest one of the best in some trials."""
+        """Replace the method of the recipe by the one that some trials choose."""
         context, spent = self.context, time.perf_counter() - self.started
         encoder = None if self.new_encoder is None else self.new_encoder[0]
         choice = context.world.from_first(
@@ -399,7 +398,7 @@ class RunSession:
 
             def decide() -> Kept | None:
                 self.held_out = self._normalised(learner, embed("vectors"))
-                return simplest(candidates.with_candidate(TRAINED, self.held_out))
+                return simplest(candidates, self.held_out)
 
             with parallel.gathered_parameters(learner.encoder):
                 kept = self.context.world.from_first(decide)
@@ -464,7 +463,7 @@ class RunSession:
 
     def _baselines(
         self, encoder: Encoder, training: ImageSet, held_out: ImageSet | None, unseen: ImageSet
-    ) -> tuple[dict[str, dict[str, float]], HeldOutScores | None, dict[str, list[Any]]]:
+    ) -> tuple[dict[str, dict[str, float]], ClassScores | None, dict[str, list[Any]]]:
         """What needs no training: scores of small images' raw pixels, of the backbone's features, and of closed forms.
 
         Returns:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from proxymetric.runs.clear_gain import Kept
 from proxymetric.runs.closed_form import Fit
 from proxymetric.runs.comparison import remarks
 from proxymetric.runs.fewer_classes import result_sentences
 from proxymetric.runs.protocol import CHOSEN_ON_TEST
 from proxymetric.runs.result import Result
-from proxymetric.runs.simplest import Kept
 from proxymetric.runs.whiten import describe_whitening
 
 

@@ -67,8 +67,9 @@ def train(
         data: a folder of class folders, a CSV of file and class, a benchmark's folder, "glyphs" or "digits".
         recipe: the name of a shipped recipe, such as "cub/proxy-anchor", or a TOML file.
         method: name of the method, see `proxymetric.methods`; "auto" compares some on features of the known classes,
-            from six classes on, and takes the simplest of the best, see `proxymetric.runs.auto_method`; "whitening",
-            "lda" and "untrained" take no step, the head is computed from frozen features (`closed_forms`).
+            from six classes on, and takes one that needs no training unless another is clearly better, see
+            `proxymetric.runs.auto_method`; "whitening", "lda" and "untrained" take no step, the head is computed from
+            frozen features (`closed_forms`).
         backbone: any timm name, "bn_inception" or "small".
         tuning: which parameters of the backbone are trained: a name such as "full" or "vpt+bitfit", or a table with a
             name and arguments.

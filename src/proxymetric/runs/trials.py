@@ -24,7 +24,6 @@ from proxymetric.papers.closed_form import UNTRAINED
 from proxymetric.runs import recipe as recipes
 from proxymetric.runs.assemble import FeatureFeed, RunContext, make_batches, make_learner
 from proxymetric.runs.closed_form import (
-    FOLDS,
     MAX_PRINCIPAL,
     Fit,
     Folds,
@@ -47,15 +46,15 @@ from proxymetric.training.process_group import ProcessGroup
 METRIC = "MAP@R"
 MIN_CLASSES = 6
 """with fewer classes of two images or more, there are no three folds of two classes"""
-MAX_FOLDS = 5
+MAX_FOLDS = 4
 MAX_IMAGES = 4_000
 """whole classes are left out of the trials beyond this number"""
 MAX_PCA_IMAGES = 1_000
 """images that give the principal directions of features of more than `MAX_PRINCIPAL` dimensions"""
 TRIAL_SHRINKAGES = (0.1, 0.3, 0.7)
 """a closed form chooses among fewer shrinkages than in a run, which costs less than half"""
-FEWER_FOLDS = 2
-"""on which it chooses, if the images on either side of a fold are as many as the features"""
+INNER_FOLDS, FEWER_FOLDS = 3, 2
+"""on which it chooses; fewer if the images on either side of a fold are as many as the features"""
 INNER_SHARE = 0.2
 """of the inner classes, which choose the epoch of a method that is trained"""
 EPOCHS = 10
@@ -194,7 +193,7 @@ class Task:
 def _inner_folds(inner: EmbeddedSet) -> int:
     """The number of folds on which a closed form chooses; few images need larger parts to be fitted on."""
     count, width = inner.vectors.shape
-    return FEWER_FOLDS if count >= FEWER_FOLDS * width else FOLDS
+    return FEWER_FOLDS if count >= FEWER_FOLDS * width else INNER_FOLDS
 
 
 def tried_recipe(recipe: Recipe, candidate: Candidate) -> Recipe:

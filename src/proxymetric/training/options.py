@@ -81,9 +81,9 @@ class TrainOptions:
             training, divided by their length (`closed_forms`). None: a random head.
         whiten: at the end, put the whitening of the trained vectors behind the head, and keep the better of the two on
             the held-out classes; without such classes, the whitened one.
-        keep: which model the run keeps. "simplest": the simplest of untrained, whitening, lda and trained whose score
-            on the held-out classes is within one standard error of the best (`runs.simplest`); the trained one stays
-            in the folder. "trained": the model of the chosen epoch.
+        keep: which model the run keeps. "simplest": the best of untrained, whitening and lda on the held-out classes,
+            unless the trained one is above it by more than one standard error and by at least one point
+            (`runs.clear_gain`); the trained one stays in the folder. "trained": the model of the chosen epoch.
         deterministic: make repeated runs bit-identical on a GPU, as they are on a CPU.
         compile: compile the training steps of the backbone with torch.compile and, on a GPU, record them as a CUDA
             graph. The first step takes about half a minute longer; later steps are faster than without compilation.

@@ -242,7 +242,7 @@ def test_without_prompts_features_are_timms_bit_for_bit(
     kind: str, pooling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, size, options = TIMMS[kind]
-    two_blocks(monkeypatch, **options)
+    two_blocks(monkeypatch, embed_dim=96, num_heads=3, **options)
     own = build(name, dim=8, size=size, pooling=pooling, pretrained=False, tuning="full").eval()
     assert own.is_vit
     x = pictures(2, size)
