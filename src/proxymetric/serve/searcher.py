@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-import os
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +22,6 @@ from proxymetric.models.model import Model
 from proxymetric.models.place import Place, Pretrained, RunFolder, SlimFile, place_of
 from proxymetric.models.proxies import RunProxies, load_proxies
 from proxymetric.search import Answer, Hit, Index
-from proxymetric.search.manifest import FILE
 from proxymetric.search.questions import mean_query
 from proxymetric.search.searching import SearchQuestion
 
@@ -107,7 +105,7 @@ class Searcher:
     """
 
     def __init__(self, folder: str, run: str | None, device: str | None) -> None:
-        self._seen = _stamp(Path(folder))  # before the index is opened: a change in between is noticed
+        self._seen: Hashable = None  # the first look opens it again: a change while it was opened is noticed
         self.newest = Index(folder)
         """the index as this process has opened it last; `Writer` changes it"""
         self.state = State(copy.copy(self.newest), model_of(self.newest, run, device), run)
@@ -115,7 +113,7 @@ class Searcher:
         """a sentence if the index has a newer state that cannot be opened"""
         self._run, self._device = run, device
         self._proxies: tuple[Model, RunProxies | None] | None = None
-        self._said: tuple[int, int] | None = None
+        self._said: Hashable = None
         self._next_attempt = 0.0
         self._looking = threading.Lock()
 
@@ -169,7 +167,7 @@ class Searcher:
 
     def _look(self) -> None:
         folder, before = self.index.folder, self.state
-        stamp = _stamp(folder)
+        stamp = self.newest.newest()
         if stamp == self._seen or (stamp == self._said and time.monotonic() < self._next_attempt):
             return
         try:
@@ -207,15 +205,6 @@ class Searcher:
             if self._run is None:
                 raise
             return State(index, model_of(index, None, self._device), None)
-
-
-def _stamp(folder: Path) -> tuple[int, int]:
-    """Time and number of the manifest of an index: another one after each change."""
-    try:
-        status = os.stat(folder / FILE)
-    except OSError:
-        return (0, 0)
-    return status.st_mtime_ns, status.st_ino
 
 
 def _answer(state: State, questions: list[Question]) -> list[Found | Exception]:
