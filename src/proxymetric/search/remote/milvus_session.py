@@ -41,6 +41,11 @@ def facts_collection(identity: str) -> str:
     return f"{PREFIX}_{identity}"
 
 
+def items_collection(identity: str, facts: Facts) -> str:
+    """The collection of the items of an index."""
+    return f"{PREFIX}_{identity}_{facts.store}"
+
+
 def create_facts(client: Any, identity: str, facts: Facts, settings: Mapping[str, Any]) -> None:
     """Make the collection with the facts of a new index."""
     from pymilvus import DataType
@@ -64,13 +69,8 @@ def _write_facts(client: Any, identity: str, facts: Facts, settings: Mapping[str
 
 def read_facts(client: Any, identity: str, settings: Mapping[str, Any]) -> Facts | None:
     """Read the facts of an index; None: it is not there."""
-    name = facts_collection(identity)
-    if "://" not in settings["uri"]:
-        if not client.has_collection(name):
-            return None
-        client.load_collection(name)  # a file is opened with nothing loaded
     found = client.query(
-        name, filter=f"number == {FACTS}", output_fields=["facts"], timeout=settings["timeout"],
+        facts_collection(identity), filter=f"number == {FACTS}", output_fields=["facts"], timeout=settings["timeout"],
         consistency_level="Strong",
     )  # fmt: skip
     if not found:
@@ -93,13 +93,11 @@ class MilvusSession:
         self.client, self.identity, self.facts, self.settings = client, identity, facts, settings
         self._before, self._former = facts, ""
         self._held: list[dict[str, Any]] = []
-        if "://" not in settings["uri"] and facts.store:
-            client.load_collection(self.collection)
 
     @property
     def collection(self) -> str:
         """The collection of the items."""
-        return f"{PREFIX}_{self.identity}_{self.facts.store}"
+        return items_collection(self.identity, self.facts)
 
     @property
     def _is_server(self) -> bool:
