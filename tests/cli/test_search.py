@@ -158,7 +158,7 @@ def test_other_engines_find_the_same(engine, run, photos, index, tmp_path):
     image = photos / "class5" / "3.png"
     assert lines(proxymetric("search", tmp_path / "b.index", image)) == lines(proxymetric("search", index, image))
     answer = proxymetric(*words[: words.index("--engine")], "--engine", "exact")
-    assert ("shop.db keeps the collections proxymetric_" in answer.err) == (engine == "milvus"), answer
+    assert ("shop.db keeps the items of this index, proxymetric_" in answer.err) == (engine == "milvus"), answer
 
 
 def test_refusals(run, photos, index, tmp_path):

@@ -49,7 +49,7 @@ class OwnPostgres:
 
     def stop(self) -> None:
         """End it at once."""
-        self._control(["-w", "-m", "immediate", "stop"], pgdata=self._server.pgdata, user=self._server.system_user)
+        self._control(["-w", "-m", "fast", "stop"], pgdata=self._server.pgdata, user=self._server.system_user)
 
     def start(self) -> None:
         """Start it again."""

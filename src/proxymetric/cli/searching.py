@@ -81,15 +81,15 @@ def index(
     engine: Annotated[
         str | None,
         typer.Option(
-            help="What searches: exact, faiss beyond about 200,000 images (extra `index`), or milvus (extra "
-            "`milvus`). Default: as before; for a new index exact."
+            help="What searches: exact, faiss beyond about 200,000 images (extra `index`), or a database that has the "
+            "images: pgvector or milvus (extras of these names). Default: as before; for a new index exact."
         ),
     ] = None,
     uri: Annotated[
         str | None,
         typer.Option(
-            help="For milvus: a file such as shop.db, or a server such as http://host:19530. Default: none; milvus "
-            "needs one."
+            help="For pgvector postgresql://user@host/database, for milvus http://host:19530 or a file such as "
+            "shop.db; without a password. Default: none; pgvector starts a PostgreSQL in the index, milvus needs one."
         ),
     ] = None,
     engine_settings: Annotated[
@@ -97,8 +97,8 @@ def index(
         typer.Option(
             "--engine-set",
             metavar="KEY=VALUE",
-            help="Setting of the engine: kind (faiss); partitions, replicas, consistency, batch (milvus). Repeatable. "
-            "Default: the engine's own.",
+            help="Setting of the engine: kind (faiss); m, ef_construction, ef, partitions, timeout (pgvector, milvus); "
+            "replicas, consistency, batch (milvus). Repeatable. Default: the engine's own.",
         ),
     ] = None,
     dim: CutDim = None,
@@ -331,7 +331,7 @@ def engine_of(name: str | None, uri: str | None, settings: list[str]) -> dict[st
 
     if name is None:
         if uri is not None or settings:
-            raise ValueError("--engine: got none with --uri or --engine-set, expected faiss or milvus")
+            raise ValueError("--engine: got none with --uri or --engine-set, expected faiss, pgvector or milvus")
         return None
     chosen: dict[str, Any] = {"name": name}
     if uri is not None:
