@@ -124,13 +124,14 @@ def by_faiss(kind: str) -> Callable[[np.ndarray], Built]:
 
 
 def by_milvus(vectors: np.ndarray) -> Built:
-    from proxymetric.search.engines import milvus
+    from proxymetric.search import Index
 
     folder = Path(tempfile.mkdtemp())
-    facts, _ = milvus.build({"uri": str(folder / "a.db")}, vectors, folder)
-    engine = milvus.Milvus.open(facts, torch.from_numpy(vectors), folder)
+    settings = {"name": "milvus", "uri": str(folder / "a.db")}
+    index = Index.create(folder / "a.index", DIM, engine=settings, map="none")
+    index.add([str(row) for row in range(len(vectors))], vectors)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    return lambda queries: engine.search(torch.from_numpy(queries), K)[1].numpy(), size, {}
+    return lambda queries: index.engine.search(torch.from_numpy(queries), K)[1].numpy(), size, {}
 
 
 ENGINES: dict[str, Callable[[np.ndarray], Built]] = {

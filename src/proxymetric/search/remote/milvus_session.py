@@ -135,12 +135,12 @@ class MilvusSession:
         lists: list[Ranked] = []
         ef = {"ef": max(self.settings["ef"], 2 * depth)} if self._is_server else {}
         for start in range(0, len(queries), QUERIES_AT_ONCE):
-            entities = self.client.search(
+            answers = self.client.search(
                 self.collection, data=queries[start : start + QUERIES_AT_ONCE].tolist(), filter=expression, limit=depth,
                 search_params={"metric_type": "IP", "params": ef}, output_fields=["number", "content"],
                 consistency_level=self.settings["consistency"], timeout=self.settings["timeout"],
             )  # fmt: skip
-            lists += [_ranked([(_row(hit["entity"], hit["id"]), hit["distance"]) for hit in hits]) for hits in entities]
+            lists += [_ranked([(_row(hit["entity"], hit["id"]), hit["distance"]) for hit in hits]) for hits in answers]
         lacking = [place for place, ranked in enumerate(lists) if len(ranked) < depth]
         if lacking and self._count(expression) > min(len(lists[place]) for place in lacking):
             for place, ranked in zip(lacking, self._compared(queries[lacking], depth, expression), strict=True):
@@ -148,11 +148,11 @@ class MilvusSession:
         return lists
 
     def _count(self, expression: str) -> int:
-        (entities,) = self.client.query(
+        (entity,) = self.client.query(
             self.collection, filter=expression, output_fields=["count(*)"],
             consistency_level=self.settings["consistency"], timeout=self.settings["timeout"],
         )  # fmt: skip
-        count: int = entities["count(*)"]
+        count: int = entity["count(*)"]
         return count
 
     def _compared(self, queries: np.ndarray, depth: int, expression: str) -> list[Ranked]:
@@ -189,8 +189,8 @@ class MilvusSession:
 
     def row_of(self, number: int) -> Row:
         """See `Session`."""
-        (entities,) = self._query(f"number == {number}", ["id", "number", "content"])
-        return _row(entities, entities["id"])
+        (entity,) = self._query(f"number == {number}", ["id", "number", "content"])
+        return _row(entity, entity["id"])
 
     def rows_from(self, number: int, limit: int) -> list[Row]:
         """See `Session`."""
