@@ -173,16 +173,24 @@ def test_open_shows_a_page(form, run, photos, index, monkeypatch):
     assert "class5" in page
 
 
-def test_another_engine_finds_the_same(run, photos, index, tmp_path):
-    pytest.importorskip("faiss", reason="the extra is not installed")
-    words = ("index", run, photos, "--out", tmp_path / "b.index", "--map", "none", "--engine", "faiss")
+@pytest.mark.parametrize("engine", ["faiss", "milvus"])
+def test_other_engines_find_the_same(engine, run, photos, index, tmp_path):
+    pytest.importorskip({"faiss": "faiss", "milvus": "milvus_lite"}[engine], reason="the extra is not installed")
+    more = ["--uri", tmp_path / "shop.db", "--engine-set", "batch=7"] if engine == "milvus" else []
+    words = ("index", run, photos, "--out", tmp_path / "b.index", "--map", "none", "--engine", engine, *more)
     answer = proxymetric(*words)
     assert answer.code == 0, answer
-    assert "faiss finds 100.0 % of the 10 nearest images" in answer.out
-    assert re.search(r"faiss: \S+ ms a query one at a time \(exact: \S+ ms\), .* 64 at a time", answer.out)
+    assert ("faiss finds 100.0 % of the 10 nearest images" in answer.out) == (engine == "faiss")
+    assert bool(re.search(r"faiss: \S+ ms a query one at a time \(exact: \S+ ms\), .* 64 at a time", answer.out)) == (
+        engine == "faiss"
+    )
     assert "80 unchanged" in proxymetric(*words).out, "the same options change nothing"
+    if engine == "milvus" and importlib.util.find_spec("fastapi") is not None:
+        refused(proxymetric("serve", tmp_path / "b.index", "--workers", 2), "workers: got 2, expected 1 for vectors in")
     image = photos / "class5" / "3.png"
     assert lines(proxymetric("search", tmp_path / "b.index", image)) == lines(proxymetric("search", index, image))
+    answer = proxymetric(*words[: words.index("--engine")], "--engine", "exact")
+    assert ("shop.db keeps the items of this index, proxymetric_" in answer.err) == (engine == "milvus"), answer
 
 
 def test_refusals(run, photos, index, tmp_path):

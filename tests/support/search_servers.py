@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +32,72 @@ def postgres(folder: Path) -> str:
     pytest.importorskip("psycopg", reason="the extra `pgvector` is not installed")
     pgserver = pytest.importorskip("pgserver", reason="no wheel of PostgreSQL for this machine")
     return pgserver.get_server(folder, cleanup_mode="stop").get_uri()
+
+
+class OwnPostgres:
+    """A PostgreSQL that a test stops and starts.
+
+    Args:
+        folder: its data.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        pgserver = pytest.importorskip("pgserver", reason="no wheel of PostgreSQL for this machine")
+        self._server = pgserver.get_server(folder, cleanup_mode="stop")
+        self._control = pgserver.pg_ctl
+        self.uri = self._server.get_uri()
+
+    def stop(self) -> None:
+        """End it at once."""
+        self._control(["-w", "-m", "fast", "stop"], pgdata=self._server.pgdata, user=self._server.system_user)
+
+    def start(self) -> None:
+        """Start it again."""
+        self._server.ensure_postgres_running()
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """None of its processes runs."""
+        import psutil
+
+        parent = psutil.Process(self._server.get_pid())
+        processes = [parent, *parent.children(recursive=True)]
+        for process in processes:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in processes:
+                process.resume()
+
+
+def own_postgres(folder: Path) -> OwnPostgres:
+    """Start a PostgreSQL that no other test uses."""
+    pytest.importorskip("psycopg", reason="the extra `pgvector` is not installed")
+    return OwnPostgres(folder)
+
+
+@contextlib.contextmanager
+def milvus_lite_server(folder: Path, uri: str = "") -> Iterator[str]:
+    """The address of a server of milvus-lite, which speaks the protocol of Milvus."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(uri.rpartition(":")[2] or free.getsockname()[1])
+    words = [sys.executable, "-m", "milvus_lite", "server", "--host", "127.0.0.1", "--port", port]
+    with open(folder / "log", "w") as log:
+        process = subprocess.Popen([*map(str, words), "--data-dir", folder / "data"], stdout=log, stderr=log)
+    try:
+        until = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < until:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            time.sleep(0.05)
+        else:
+            pytest.fail(f"the server does not answer: {(folder / 'log').read_text()}")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
 
 
 @functools.cache

@@ -91,20 +91,24 @@ def index(
     engine: Annotated[
         str | None,
         typer.Option(
-            help="What searches: exact, or faiss beyond about 200,000 images (extra `index`). Default: as before; for "
-            "a new index exact."
+            help="What searches: exact, faiss beyond about 200,000 images (extra `index`), or a database that has the "
+            "images: pgvector or milvus (extras of these names). Default: as before; for a new index exact."
         ),
     ] = None,
     uri: Annotated[
         str | None,
-        typer.Option(help="The address of an engine that is a server. Default: none."),
+        typer.Option(
+            help="For pgvector postgresql://user@host/database, for milvus http://host:19530 or a file such as "
+            "shop.db; without a password. Default: none; pgvector starts a PostgreSQL in the index, milvus needs one."
+        ),
     ] = None,
     engine_settings: Annotated[
         list[str] | None,
         typer.Option(
             "--engine-set",
             metavar="KEY=VALUE",
-            help="Setting of the engine: kind (faiss). Repeatable. Default: the engine's own.",
+            help="Setting of the engine: kind (faiss); m, ef_construction, ef, partitions, timeout (pgvector, milvus); "
+            "replicas, consistency, batch (milvus). Repeatable. Default: the engine's own.",
         ),
     ] = None,
     dim: CutDim = None,
@@ -396,7 +400,7 @@ def engine_of(name: str | None, uri: str | None, settings: list[str]) -> dict[st
 
     if name is None:
         if uri is not None or settings:
-            raise ValueError("--engine: got none with --uri or --engine-set, expected the engine that they are for")
+            raise ValueError("--engine: got none with --uri or --engine-set, expected faiss, pgvector or milvus")
         return None
     chosen: dict[str, Any] = {"name": name}
     if uri is not None:

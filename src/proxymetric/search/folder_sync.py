@@ -24,10 +24,12 @@ from proxymetric.search.conditions import CLASS_COLUMN
 from proxymetric.search.derived import derive
 from proxymetric.search.items import Changed, Embedder
 from proxymetric.search.manifest import Manifest, is_index
+from proxymetric.search.remote.settings import is_remote
 from proxymetric.search.staging import Staging
 from proxymetric.search.storage.changes import Change, Edit, commit, write_anew
 from proxymetric.search.storage.state import State, damaged_files
 from proxymetric.search.stored_index import StoredIndex
+from proxymetric.search.stores import make_lost_store
 from proxymetric.system.files import printable
 from proxymetric.system.lock import locked
 from proxymetric.system.text import visible
@@ -77,6 +79,9 @@ def open_to_rebuild(
             be read.
     """
     folder = Path(folder)
+    if is_remote(Manifest.read(folder).engine):
+        make_lost_store(folder, engine)
+        return kind(folder)
     with contextlib.suppress(ValueError, OSError):
         index = kind(folder)
         index.verify()

@@ -30,6 +30,7 @@ from proxymetric.search.items import TrainedModel, loaded
 from proxymetric.search.manifest import Manifest, is_index
 from proxymetric.search.measuring import advice_on_speed, milliseconds
 from proxymetric.search.metadata_file import read_metadata
+from proxymetric.search.remote.settings import is_remote
 from proxymetric.search.storage.changes import check_place
 from proxymetric.search.storage.state import stored_bytes
 from proxymetric.search.stored_index import StoredIndex
@@ -420,8 +421,11 @@ def _describe(
         report(f"bytes against what is found: {picture}")
     if (recall := index.manifest.engine.get("recall")) is not None:
         share, queries = f"{100 * recall['value']:.1f} %", recall["queries"]
-        report(f"faiss finds {share} of the {recall['k']} nearest images, measured with {queries} queries")
-        report(advice_on_speed(index.engine, index.vectors))
+        report(
+            f"{index.engine.name} finds {share} of the {recall['k']} nearest images, measured with {queries} queries"
+        )
+        if not is_remote(index.manifest.engine):
+            report(advice_on_speed(index.engine, index.vectors))
     if index.engine.name == "exact" and len(index) > MAX_EXACT:
         say(f"more than {MAX_EXACT:,} images: --engine faiss searches faster (extra `index`)")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from proxymetric.search.batches import Batch
 from proxymetric.search.derived import derive
@@ -16,6 +18,7 @@ from proxymetric.search.remote.remote_store import RemoteStore
 from proxymetric.search.remote.settings import is_remote, place_of
 from proxymetric.search.storage.changes import clean, write_anew
 from proxymetric.search.store import Say, Store
+from proxymetric.system.lock import locked
 
 Move = Callable[[Store | Sequence[Batch], Say | None], Store]
 """writes items, those of a store or of batches, to another store, which takes its place"""
@@ -42,10 +45,12 @@ def move_to(store: Store, manifest: Manifest) -> Move | None:
     if place_of(store.manifest.engine) == place_of(manifest.engine):
         return None
 
+    fresh = _fresh(manifest)
+
     def move(items: Store | Sequence[Batch], say: Say | None) -> Store:
+        if isinstance(store, RemoteStore) and say is not None:
+            say(store.left_behind())
         batches = list(items) if isinstance(items, Sequence) else _batches(items)
-        names = ("dim", "model", "run", "photos", "engine", "map", "layout", "vectors")
-        fresh = Manifest(0, 0, **{name: getattr(manifest, name) for name in names})
         if is_remote(manifest.engine):
             check_engine(manifest.vectors["kind"], manifest.engine)
             target = RemoteStore.create(store.folder, fresh).fill(batches, say)
@@ -55,6 +60,31 @@ def move_to(store: Store, manifest: Manifest) -> Move | None:
         return LocalStore.open(store.folder)
 
     return move
+
+
+def make_lost_store(folder: Path, engine: Mapping[str, Any] | None = None) -> None:
+    """Make the place of an index anew, without items, if its database has lost them; it will be rebuilt.
+
+    Args:
+        folder: the folder of the index.
+        engine: the engine that it will have; None: the one that it has.
+
+    Raises:
+        OSError: the database does not answer, so that it may have them.
+    """
+    manifest = Manifest.read(folder)
+    try:
+        RemoteStore(folder, manifest)
+    except ValueError:
+        with locked(folder):
+            create_store(folder, replace(_fresh(manifest), engine=dict(engine or manifest.engine)))
+
+
+def _fresh(manifest: Manifest) -> Manifest:
+    """The manifest of an index in another place, before it has items."""
+    names = ("dim", "model", "run", "photos", "engine", "layout", "vectors")
+    facts: dict[str, Any] = {name: getattr(manifest, name) for name in names}
+    return Manifest(0, 0, map={"method": manifest.map["method"]}, **facts)
 
 
 def _batches(store: Store) -> list[Batch]:

@@ -89,6 +89,12 @@ def serve(settings: Settings, announce: Callable[[str], None] = lambda address: 
     Raises:
         ValueError: the service cannot listen at its address, or the index or its model cannot be opened.
     """
+    uri = Index(settings.index).manifest.engine.get("uri") or "://"
+    if settings.workers > 1 and "://" not in uri:
+        raise ValueError(
+            f"workers: got {settings.workers}, expected 1 for vectors in {uri}, which one process opens at a time; "
+            "several use a server: `milvus-lite server`"
+        )
     _allow_many_connections()
     _share_free_memory()
     place = bind(settings)  # before the model is loaded, which takes a while

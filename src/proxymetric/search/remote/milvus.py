@@ -13,13 +13,26 @@ from typing import Any
 
 from proxymetric.search.array_files import load_array
 from proxymetric.search.remote.database import Facts
-from proxymetric.search.remote.milvus_session import PREFIX, MilvusSession, create_facts, read_facts
+from proxymetric.search.remote.milvus_session import (
+    PREFIX,
+    MilvusSession,
+    create_facts,
+    facts_collection,
+    items_collection,
+    read_facts,
+)
 from proxymetric.system.lock import locked
 
 TOKEN_VARIABLE = "PROXYMETRIC_MILVUS_TOKEN"
 """environment variable with the token of a server; a token is never stored in an index"""
 FACTS_SECONDS = 1.0
 """a search may take facts, such as the rows of items, that are so old: a consistent look at them takes 0.2 s"""
+RECONNECT = {
+    "grpc.initial_reconnect_backoff_ms": 100,
+    "grpc.max_reconnect_backoff_ms": 1_000,
+    "grpc.use_local_subchannel_pool": 1,
+}
+"""so that a server that is back is asked within a second; by default the pauses grow to minutes"""
 LOST = ("can't find collection", "collection not found", "not exist", "does not exist", "CollectionNotExists")
 """what the versions of Milvus say about a collection that is gone"""
 
@@ -36,6 +49,7 @@ class Milvus:
         self.settings, self.folder, self.address = settings, folder, settings["uri"]
         self._facts: tuple[float, Facts] | None = None
         self._client: Any = None
+        self._loaded: set[str] = set()
         self._process = os.getpid()
         self._lock = threading.Lock()
 
@@ -68,10 +82,20 @@ class Milvus:
             yield
 
     def _known_facts(self, client: Any, identity: str) -> Facts:
+        self._load(client, facts_collection(identity))
         facts = read_facts(client, identity, self.settings)
         if facts is None:
             raise self._lost()
+        if facts.store:
+            self._load(client, items_collection(identity, facts))
         return facts
+
+    def _load(self, client: Any, name: str) -> None:
+        """Load a collection once for each connection: a database that was started again may have none loaded."""
+        if name not in self._loaded:
+            replicas = self.settings["replicas"] if "://" in self.address else 1
+            client.load_collection(name, **({"replica_number": replicas} if replicas > 1 else {}))
+            self._loaded.add(name)
 
     def _lost(self) -> ValueError:
         return ValueError(
@@ -92,16 +116,26 @@ class Milvus:
             reason = _reason(error)
             if any(words in reason for words in LOST):
                 raise self._lost() from None
-            with self._lock:  # the next request connects again
-                self._client = None if "://" in self.address else self._client
+            self._disconnect(client)
             raise ConnectionError(
                 f"uri: got {self.address}, which does not answer ({reason}); expected a Milvus that runs"
             ) from None
+
+    def _disconnect(self, client: Any) -> None:
+        """Let the next request connect again; a file of milvus-lite stays open."""
+        if "://" not in self.address:
+            return
+        with self._lock:
+            if self._client is client:
+                self._client = None
+        with contextlib.suppress(Exception):
+            client.close()
 
     def _connected(self) -> Any:
         with self._lock:
             if self._client is None or self._process != os.getpid():
                 self._client, self._process = connect(self.address, self.settings["timeout"]), os.getpid()
+                self._loaded, self._facts = set(), None
             return self._client
 
 
@@ -126,7 +160,8 @@ def connect(uri: str, seconds: float) -> Any:
     if is_file and not _is_open_elsewhere(uri):
         _remove_cut_files(Path(uri))
     try:
-        return MilvusClient(uri, token=os.environ.get(TOKEN_VARIABLE, ""), timeout=min(seconds, 10))
+        options: dict[str, Any] = {} if is_file else {"grpc_options": RECONNECT}
+        return MilvusClient(uri, token=os.environ.get(TOKEN_VARIABLE, ""), timeout=min(seconds, 10), **options)
     except (MilvusException, grpc.RpcError, OSError, ImportError) as error:
         if is_file and _is_open_elsewhere(uri):
             raise ValueError(

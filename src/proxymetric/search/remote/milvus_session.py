@@ -41,6 +41,11 @@ def facts_collection(identity: str) -> str:
     return f"{PREFIX}_{identity}"
 
 
+def items_collection(identity: str, facts: Facts) -> str:
+    """The collection of the items of an index."""
+    return f"{PREFIX}_{identity}_{facts.store}"
+
+
 def create_facts(client: Any, identity: str, facts: Facts, settings: Mapping[str, Any]) -> None:
     """Make the collection with the facts of a new index."""
     from pymilvus import DataType
@@ -64,18 +69,13 @@ def _write_facts(client: Any, identity: str, facts: Facts, settings: Mapping[str
 
 def read_facts(client: Any, identity: str, settings: Mapping[str, Any]) -> Facts | None:
     """Read the facts of an index; None: it is not there."""
-    name = facts_collection(identity)
-    if "://" not in settings["uri"]:
-        if not client.has_collection(name):
-            return None
-        client.load_collection(name)  # a file is opened with nothing loaded
-    found = client.query(
-        name, filter=f"number == {FACTS}", output_fields=["facts"], timeout=settings["timeout"],
+    entities = client.query(
+        facts_collection(identity), filter=f"number == {FACTS}", output_fields=["facts"], timeout=settings["timeout"],
         consistency_level="Strong",
     )  # fmt: skip
-    if not found:
+    if not entities:
         return None
-    facts = Facts(**found[0]["facts"])
+    facts = Facts(**entities[0]["facts"])
     return facts._replace(columns=tuple(facts.columns))
 
 
@@ -93,36 +93,34 @@ class MilvusSession:
         self.client, self.identity, self.facts, self.settings = client, identity, facts, settings
         self._before, self._former = facts, ""
         self._held: list[dict[str, Any]] = []
-        if "://" not in settings["uri"] and facts.store:
-            client.load_collection(self.collection)
 
     @property
     def collection(self) -> str:
         """The collection of the items."""
-        return f"{PREFIX}_{self.identity}_{self.facts.store}"
+        return items_collection(self.identity, self.facts)
 
     @property
     def _is_server(self) -> bool:
         return "://" in self.settings["uri"]
 
     def _query(self, expression: str, fields: list[str], limit: int = MOST_RESULTS) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.client.query(
+        entities: list[dict[str, Any]] = self.client.query(
             self.collection, filter=expression, output_fields=fields, limit=limit,
             consistency_level=self.settings["consistency"], timeout=self.settings["timeout"],
         )  # fmt: skip
-        return found
+        return entities
 
     def gaps(self, since: int) -> np.ndarray:
         """See `Session`."""
         numbers: list[int] = []
         while True:
             last = numbers[-1] if numbers else FACTS
-            found = self.client.query(
+            entities = self.client.query(
                 facts_collection(self.identity), filter=f"number > {last} and generation > {since}",
                 output_fields=["number"], limit=MOST_RESULTS, consistency_level="Strong",
             )  # fmt: skip
-            numbers += sorted(each["number"] for each in found)
-            if len(found) < MOST_RESULTS:
+            numbers += sorted(each["number"] for each in entities)
+            if len(entities) < MOST_RESULTS:
                 return np.array(numbers, np.int64)
 
     def nearest(self, queries: np.ndarray, depth: int, conditions: Sequence[Condition]) -> list[Ranked]:
@@ -137,12 +135,12 @@ class MilvusSession:
         lists: list[Ranked] = []
         ef = {"ef": max(self.settings["ef"], 2 * depth)} if self._is_server else {}
         for start in range(0, len(queries), QUERIES_AT_ONCE):
-            found = self.client.search(
+            answers = self.client.search(
                 self.collection, data=queries[start : start + QUERIES_AT_ONCE].tolist(), filter=expression, limit=depth,
                 search_params={"metric_type": "IP", "params": ef}, output_fields=["number", "content"],
                 consistency_level=self.settings["consistency"], timeout=self.settings["timeout"],
             )  # fmt: skip
-            lists += [_ranked([(_row(hit["entity"], hit["id"]), hit["distance"]) for hit in hits]) for hits in found]
+            lists += [_ranked([(_row(hit["entity"], hit["id"]), hit["distance"]) for hit in hits]) for hits in answers]
         lacking = [place for place, ranked in enumerate(lists) if len(ranked) < depth]
         if lacking and self._count(expression) > min(len(lists[place]) for place in lacking):
             for place, ranked in zip(lacking, self._compared(queries[lacking], depth, expression), strict=True):
@@ -150,19 +148,19 @@ class MilvusSession:
         return lists
 
     def _count(self, expression: str) -> int:
-        (found,) = self.client.query(
+        (entity,) = self.client.query(
             self.collection, filter=expression, output_fields=["count(*)"],
             consistency_level=self.settings["consistency"], timeout=self.settings["timeout"],
         )  # fmt: skip
-        count: int = found["count(*)"]
+        count: int = entity["count(*)"]
         return count
 
     def _compared(self, queries: np.ndarray, depth: int, expression: str) -> list[Ranked]:
         """Compare the queries with all vectors that match."""
         lists: list[Ranked] = [[] for _ in queries]
-        for found in self._windows(["number", "content", "vector"], VECTORS_AT_ONCE, expression):
-            similarities = queries @ np.array([each["vector"] for each in found], np.float32).T
-            rows = [_row(each, each["id"]) for each in found]
+        for entities in self._windows(["number", "content", "vector"], VECTORS_AT_ONCE, expression):
+            similarities = queries @ np.array([each["vector"] for each in entities], np.float32).T
+            rows = [_row(each, each["id"]) for each in entities]
             for place, scores in enumerate(similarities.tolist()):
                 lists[place] = _ranked([*lists[place], *zip(rows, scores, strict=True)])[:depth]
         return lists
@@ -173,9 +171,9 @@ class MilvusSession:
         """All entities that match, some at a time, in the order of their numbers."""
         for first in range(start, self.facts.last, width):
             window = f"number >= {first} and number < {first + width}"
-            found = self._query(f"{window} and {expression}" if expression else window, ["id", *fields])
-            if found:
-                yield sorted(found, key=lambda each: int(each["number"]))
+            entities = self._query(f"{window} and {expression}" if expression else window, ["id", *fields])
+            if entities:
+                yield sorted(entities, key=lambda each: int(each["number"]))
 
     def rows(self, ids: Sequence[str]) -> list[Row]:
         """See `Session`."""
@@ -191,19 +189,19 @@ class MilvusSession:
 
     def row_of(self, number: int) -> Row:
         """See `Session`."""
-        (found,) = self._query(f"number == {number}", ["id", "number", "content"])
-        return _row(found, found["id"])
+        (entity,) = self._query(f"number == {number}", ["id", "number", "content"])
+        return _row(entity, entity["id"])
 
     def rows_from(self, number: int, limit: int) -> list[Row]:
         """See `Session`."""
-        found = next(self._windows(["number", "content"], limit, start=number), [])
-        return [_row(each, each["id"]) for each in found]
+        entities = next(self._windows(["number", "content"], limit, start=number), [])
+        return [_row(each, each["id"]) for each in entities]
 
     def texts(self, column: str) -> list[Any]:
         """See `Session`."""
         fields = ["number"] if column in ("number", "id") else ["number", "content"]
         windows = self._windows(fields, ROWS_AT_ONCE)
-        return [getattr(_row(each, each["id"]), column) for found in windows for each in found]
+        return [getattr(_row(each, each["id"]), column) for entities in windows for each in entities]
 
     def vectors(self, numbers: np.ndarray | None) -> np.ndarray:
         """See `Session`."""
@@ -213,13 +211,13 @@ class MilvusSession:
         else:
             parts = (numbers[start : start + VECTORS_AT_ONCE] for start in range(0, len(numbers), VECTORS_AT_ONCE))
             windows = (self._query(f"number in {part.tolist()}", fields) for part in parts)
-        pairs = sorted((each["number"], each["vector"]) for found in windows for each in found)
+        pairs = sorted((each["number"], each["vector"]) for entities in windows for each in entities)
         return np.array([vector for _, vector in pairs], np.float32).reshape(-1, self.facts.dim)
 
     def pictures(self, ids: Sequence[str]) -> dict[str, bytes | None]:
         """See `Session`."""
-        found = self._entities(ids, ["thumbnail"])
-        return {each["id"]: base64.b64decode(each["thumbnail"]) or None for each in found}
+        entities = self._entities(ids, ["thumbnail"])
+        return {each["id"]: base64.b64decode(each["thumbnail"]) or None for each in entities}
 
     def repair(self) -> None:
         """Count again after a change that was cut off."""

@@ -161,14 +161,15 @@ class Postgres:
                 if begin is not None:
                     connection.execute(begin)
                 return connection
-            guard = _Guard(connection, seconds or CONNECT_SECONDS)
+            wait = seconds or CONNECT_SECONDS
+            guard = _Guard(connection, wait)
             try:
                 connection.execute(begin or "SELECT 1")
                 return connection
             except _psycopg().OperationalError:
                 connection.close()
                 if guard.has_cut:
-                    raise _psycopg().OperationalError(f"no answer in {seconds or CONNECT_SECONDS:g} seconds") from None
+                    raise _psycopg().OperationalError(f"no answer in {wait:g} seconds") from None
             finally:
                 guard.end()
 
@@ -182,7 +183,9 @@ class Postgres:
     def _connected(self) -> Any:
         psycopg = _psycopg()
         uri = self.settings["uri"] if self.folder is None else _embedded(self.folder)
-        options = {} if "connect_timeout" in uri else {"connect_timeout": CONNECT_SECONDS}
+        options = (
+            {} if "connect_timeout" in uri else {"connect_timeout": min(CONNECT_SECONDS, self.settings["timeout"])}
+        )
         # No prepared statements: poolers such as PgBouncer give each transaction another session.
         connection = psycopg.connect(uri, autocommit=True, prepare_threshold=None, **options)
         extension = "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
@@ -267,7 +270,7 @@ def _embedded(folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         server = pgserver.get_server(folder, cleanup_mode="stop")
-        if not server.get_postmaster_info().process.is_running():
+        if not _runs(server.get_postmaster_info().process):
             server.ensure_postgres_running()
     except (subprocess.SubprocessError, OSError, AssertionError) as error:
         raise ConnectionError(
@@ -275,6 +278,11 @@ def _embedded(folder: Path) -> str:
         ) from None
     uri: str = server.get_uri()
     return uri
+
+
+def _runs(process: Any) -> bool:
+    """Whether a process runs; one that has ended and that nobody has waited for does not."""
+    return process.is_running() and process.status() != "zombie"
 
 
 def _psycopg() -> Any:

@@ -271,6 +271,13 @@ class RemoteStore:
         """Write the first items of an index that is made."""
         return self.commit(Change(batches), self._written, renew=True, say=say)
 
+    def left_behind(self) -> str:
+        """Say what stays in the database when the index leaves it: a copy of the index may still search there."""
+        return (
+            f"{self.database.address} keeps the items of this index, proxymetric_{self._written.identity}_*; drop them "
+            "if no copy of the index uses them"
+        )
+
     def compact(self) -> RemoteStore:
         """See `Store`: a new table or collection takes the place of the one with removed items."""
         ids = self.ids()
