@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -63,7 +65,7 @@ class RayWorkers:
         _check_address(address)
         self.address, self.dim, self.gpus, self.tell = address, dim, gpus, tell
         self._load = model
-        self._is_ours = False
+        self._open = contextlib.ExitStack()
 
     def __enter__(self) -> RayWorkers:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -79,7 +81,9 @@ class RayWorkers:
                 raise ValueError(
                     f"ray: got {self.address}, which does not answer: {_reason(error)}{_EXPECTED}"
                 ) from None
-            self._is_ours = True
+            self._open.callback(ray.shutdown)
+            # Ray writes the log of a machine that it has lost where the results belong.
+            self._open.enter_context(contextlib.redirect_stdout(sys.stderr))
         self._resources = self._needs(ray)
         self._pickled = cloudpickle.dumps(self._load)
         return self
@@ -87,10 +91,7 @@ class RayWorkers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        import ray
-
-        if self._is_ours:
-            ray.shutdown()
+        self._open.close()
 
     def describe(self) -> Description:
         """Load the model in a worker, and describe it."""
@@ -109,7 +110,7 @@ class RayWorkers:
         import ray
 
         make, running, remaining, done = self._task(_make), dict[Any, Block](), iter(blocks), 0
-        most = max(LEAST_WAITING, 2 * self._slots(ray))
+        most, machines = max(LEAST_WAITING, 2 * self._slots(ray)), len(_machines(ray))
         while True:
             while len(running) < most and (block := next(remaining, None)) is not None:
                 running[make.remote(self._pickled, self.dim, block, self._threads)] = block
@@ -118,6 +119,11 @@ class RayWorkers:
             ready, _ = ray.wait(list(running), num_returns=1, timeout=SILENT_ROUND)
             if not ready and not self._slots(ray):
                 self.tell(f"no machine of the cluster can embed at present: {len(running)} blocks wait")
+            if (now := len(_machines(ray))) != machines:
+                self.tell(
+                    f"the cluster has {now} machine{'' if now == 1 else 's'} now; blocks of a lost one go to others"
+                )
+                machines = now
             for task in ready:
                 block = running.pop(task)
                 result = self._result(ray, task, str(block))
