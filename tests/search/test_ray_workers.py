@@ -38,7 +38,7 @@ def cluster(monkeypatch):
 
 
 def stuck_on(machine: str, run: Path, log: Path):
-    """Return a function that loads a model; on one machine this model hangs in the second block that it is given."""
+    """Return a function that loads a model; on one machine it hangs in its second block, for which the other waits."""
 
     def load():
         import ray
@@ -52,8 +52,10 @@ def stuck_on(machine: str, run: Path, log: Path):
             blocks.append(images)
             with open(log, "a") as file:
                 file.write(f"{here} {images[0]}\n")
-            if here == machine and len(blocks) == 2:
-                time.sleep(3600)
+            while here == machine and len(blocks) == 2:
+                time.sleep(1)
+            while here != machine and log.read_text().count(machine) < 2:
+                time.sleep(0.05)
             yield from parts(images, **options)
 
         model.parts = watched
@@ -69,7 +71,7 @@ def test_a_killed_machine_loses_no_image_and_changes_no_vector(cluster, finished
     load = stuck_on(lost.node_id, finished, log)
 
     def kill() -> None:
-        while not log.exists() or sum(line.startswith(lost.node_id) for line in log.read_text().splitlines()) < 2:
+        while not log.exists() or log.read_text().count(lost.node_id) < 2:
             time.sleep(0.05)
         kills.append(log.read_text().splitlines())
         cluster.remove_node(lost, allow_graceful=False)
@@ -87,7 +89,6 @@ def test_a_killed_machine_loses_no_image_and_changes_no_vector(cluster, finished
     ids = [item for file in block_files(tmp_path / "blocks") for item in read_stamps(file, read_facts(file))]
     assert ids == sorted(path.relative_to(photos).as_posix() for path in photos.rglob("*.png"))
     assert "2 machines; a worker has 1 thread" in said
-    assert "the cluster has 1 machine now; blocks of a lost one go to others" in said
 
 
 def test_the_verb_and_what_it_refuses(cluster, finished, photos, tmp_path, monkeypatch):

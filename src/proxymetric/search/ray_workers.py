@@ -72,26 +72,29 @@ class RayWorkers:
         import ray
         from ray import cloudpickle
 
-        if not ray.is_initialized():
-            self.tell(f"connecting to Ray ({self.address})")
-            settings = {"include_dashboard": False} if self.address == "local" else {}
-            try:
-                ray.init(address=self.address, logging_level="ERROR", log_to_driver=False, **settings)
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                raise ValueError(
-                    f"ray: got {self.address}, which does not answer: {_reason(error)}{_EXPECTED}"
-                ) from None
-            self._open.callback(ray.shutdown)
+        with contextlib.ExitStack() as opened:
+            if not ray.is_initialized():
+                self._connect(ray)
+                opened.callback(ray.shutdown)
             # Ray writes the log of a machine that it has lost where the results belong.
-            self._open.enter_context(contextlib.redirect_stdout(sys.stderr))
-        self._resources = self._needs(ray)
-        self._pickled = cloudpickle.dumps(self._load)
+            opened.enter_context(contextlib.redirect_stdout(sys.stderr))
+            self._resources = self._needs(ray)
+            self._pickled = cloudpickle.dumps(self._load)
+            self._open = opened.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open.close()
+
+    def _connect(self, ray: Any) -> None:
+        self.tell(f"connecting to Ray ({self.address})")
+        settings = {"include_dashboard": False} if self.address == "local" else {}
+        try:
+            ray.init(address=self.address, logging_level="ERROR", log_to_driver=False, **settings)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise _no_answer(self.address, error) from None
 
     def describe(self) -> Description:
         """Load the model in a worker, and describe it."""
