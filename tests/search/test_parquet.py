@@ -25,7 +25,7 @@ def test_it_holds_what_the_index_holds(tmp_path):
     )
     file = write_parquet(index, tmp_path / "out" / "a.parquet")
     table = pq.read_table(file)
-    assert table.column_names == ["id", "class", "metadata", "vector"]
+    assert table.column_names == ["id", "class", "metadata", "stamp", "vector", "thumbnail"]
     assert table["id"].to_pylist() == index.ids
     assert table["class"].to_pylist() == index.labels
     assert json.loads(table["metadata"][7].as_py()) == {"shop": "Ulm", "price": 7}
@@ -33,6 +33,10 @@ def test_it_holds_what_the_index_holds(tmp_path):
     assert table.schema.metadata[b"model"] == b"m"
     index.delete(index.ids[5:])
     assert pq.read_table(write_parquet(index, file)).num_rows == 5, "its own file is replaced"
+    again = Index.from_parquet(tmp_path / "b.index", file, map="none")
+    assert (again.ids, again.labels, again.model) == (index.ids, index.labels, "m")
+    assert torch.equal(again.vectors, index.vectors)
+    assert again["00004 ß"].metadata == {"shop": "Ulm", "price": 4}
     (tmp_path / "photo.jpg").write_bytes(b"a photo")
     with pytest.raises(ValueError, match="which exists and is not a Parquet file"):
         write_parquet(index, tmp_path / "photo.jpg")

@@ -11,6 +11,7 @@ from proxymetric.search.batches import Batch, as_metadata
 from proxymetric.search.image_blocks import block_files, check_same
 from proxymetric.search.items import Changed
 from proxymetric.search.parquet import Facts, check_pyarrow, read_facts, read_items, read_stamps
+from proxymetric.search.storage.state import stored_bytes
 from proxymetric.search.stored_index import StoredIndex
 from proxymetric.system.files import read_json_object, write_json
 
@@ -111,8 +112,9 @@ def begin(index: StoredIndex) -> None:
     manifest, file = index.manifest, index.folder / CHOICES
     if manifest.count or file.exists():
         return
+    plain = {"kind": "float32", "bytes": stored_bytes("float32", index.dim)}
     write_json(file, {"engine": manifest.engine, "vectors": manifest.vectors["kind"], "map": manifest.map["method"]})
-    index.change(engine={"name": "exact"}, map={"method": "none"}, vectors={"kind": "float32"})
+    index.change(engine={"name": "exact"}, map={"method": "none"}, vectors=plain)
 
 
 def noted_choices(index: StoredIndex) -> dict[str, Any]:

@@ -24,6 +24,9 @@ MODEL, FACTS = b"model", b"proxymetric"
 UNIT_TOLERANCE = 1e-5
 """how much the length of a vector may differ from 1 by rounding; those of 8-bit numbers differ more"""
 
+DAMAGES = (ValueError, TypeError, KeyError, AttributeError, OSError)
+"""what the reading of a damaged file raises beside the exceptions of pyarrow"""
+
 
 class DamagedParquet(ValueError):
     """A Parquet file is not what was written, or something else wrote it."""
@@ -136,7 +139,9 @@ def write_items(file: Path, facts: Facts, parts: Iterable[Batch]) -> Path:
         ],
         metadata={MODEL: facts.model.encode(), FACTS: _sealed(facts)},
     )
-    with replacing(file) as temporary, pq.ParquetWriter(temporary, schema, write_page_checksum=True) as writer:
+    # Texts that recur are kept once; the least and the greatest thumbnail would be written three times.
+    texts = {"use_dictionary": ["class", "metadata"], "write_statistics": ["id", "class"]}
+    with replacing(file) as temporary, pq.ParquetWriter(temporary, schema, write_page_checksum=True, **texts) as writer:
         for part in parts:
             numbers = np.ascontiguousarray(part.vectors, dtype=np.float32).reshape(-1)
             columns = [
@@ -167,7 +172,7 @@ def read_facts(file: Path) -> Facts:
             if metadata.get(MODEL, b"").decode() != facts.model or opened.metadata.num_rows != facts.rows:
                 raise ValueError("its footer contradicts itself")
             return facts
-    except (pa.ArrowException, ValueError, TypeError, KeyError, OSError) as error:
+    except (pa.ArrowException, *DAMAGES) as error:
         raise _damaged(file, error) from None
 
 
@@ -194,7 +199,7 @@ def read_items(file: Path, facts: Facts) -> Iterator[Batch]:
                 yield batch
         if count != facts.rows:
             raise ValueError(f"it has {count:,} items, expected {facts.rows:,}")
-    except (pa.ArrowException, ValueError, TypeError, KeyError, OSError) as error:
+    except (pa.ArrowException, *DAMAGES) as error:
         raise _damaged(file, error) from None
 
 
@@ -220,7 +225,7 @@ def read_stamps(file: Path, facts: Facts, *, verify: bool = False) -> dict[str, 
                 stamps.update(zip(*(part.column(name).to_pylist() for name in names), strict=True))
         if len(stamps) != facts.rows:
             raise ValueError(f"it has {len(stamps):,} items, expected {facts.rows:,}")
-    except (pa.ArrowException, ValueError, TypeError, KeyError, OSError) as error:
+    except (pa.ArrowException, *DAMAGES) as error:
         raise _damaged(file, error) from None
     return stamps
 

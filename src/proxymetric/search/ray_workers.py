@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -63,34 +65,36 @@ class RayWorkers:
         _check_address(address)
         self.address, self.dim, self.gpus, self.tell = address, dim, gpus, tell
         self._load = model
-        self._is_ours = False
+        self._open = contextlib.ExitStack()
 
     def __enter__(self) -> RayWorkers:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray
         from ray import cloudpickle
 
-        if not ray.is_initialized():
-            self.tell(f"connecting to Ray ({self.address})")
-            settings = {"include_dashboard": False} if self.address == "local" else {}
-            try:
-                ray.init(address=self.address, logging_level="ERROR", log_to_driver=False, **settings)
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                raise ValueError(
-                    f"ray: got {self.address}, which does not answer: {_reason(error)}{_EXPECTED}"
-                ) from None
-            self._is_ours = True
-        self._resources = self._needs(ray)
-        self._pickled = cloudpickle.dumps(self._load)
+        with contextlib.ExitStack() as opened:
+            if not ray.is_initialized():
+                self._connect(ray)
+                opened.callback(ray.shutdown)
+            # Ray writes the log of a machine that it has lost where the results belong.
+            opened.enter_context(contextlib.redirect_stdout(sys.stderr))
+            self._resources = self._needs(ray)
+            self._pickled = cloudpickle.dumps(self._load)
+            self._open = opened.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        import ray
+        self._open.close()
 
-        if self._is_ours:
-            ray.shutdown()
+    def _connect(self, ray: Any) -> None:
+        self.tell(f"connecting to Ray ({self.address})")
+        settings = {"include_dashboard": False} if self.address == "local" else {}
+        try:
+            ray.init(address=self.address, logging_level="ERROR", log_to_driver=False, **settings)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise _no_answer(self.address, error) from None
 
     def describe(self) -> Description:
         """Load the model in a worker, and describe it."""
@@ -109,7 +113,7 @@ class RayWorkers:
         import ray
 
         make, running, remaining, done = self._task(_make), dict[Any, Block](), iter(blocks), 0
-        most = max(LEAST_WAITING, 2 * self._slots(ray))
+        most, machines = max(LEAST_WAITING, 2 * self._slots(ray)), len(_machines(ray))
         while True:
             while len(running) < most and (block := next(remaining, None)) is not None:
                 running[make.remote(self._pickled, self.dim, block, self._threads)] = block
@@ -118,6 +122,11 @@ class RayWorkers:
             ready, _ = ray.wait(list(running), num_returns=1, timeout=SILENT_ROUND)
             if not ready and not self._slots(ray):
                 self.tell(f"no machine of the cluster can embed at present: {len(running)} blocks wait")
+            if (now := len(_machines(ray))) != machines:
+                self.tell(
+                    f"the cluster has {now} machine{'' if now == 1 else 's'} now; blocks of a lost one go to others"
+                )
+                machines = now
             for task in ready:
                 block = running.pop(task)
                 result = self._result(ray, task, str(block))
