@@ -33,16 +33,13 @@ class ColumnFacts(NamedTuple):
 
 
 def facts_of_columns(state: State) -> list[ColumnFacts]:
-    """Say what each metadata column of a state holds; columns without any value are left out.
-
-    Values that no item has any more may be among them until the log is merged.
-    """
+    """Say what each metadata column of a state holds; columns without any value are left out."""
     facts = (_facts(state, name) for name in state.manifest.columns if name != CLASS_COLUMN)
     return [each for each in facts if each is not None]
 
 
 def _facts(state: State, name: str) -> ColumnFacts | None:
-    dictionaries = [state.table.dictionary(name)] if name in state.table.places else []
+    dictionaries = [_stored(state, name)] if name in state.table.places else []
     changed: list[Any] = [value for values in state.changes.values.values() if (value := values.get(name)) is not None]
     dictionaries.append(Dictionary(changed))
     filled = [each for each in dictionaries if len(each.values)]
@@ -73,6 +70,19 @@ def _facts(state: State, name: str) -> ColumnFacts | None:
             if len(words) > MOST_VALUES:
                 return ColumnFacts(name, kind)
     return ColumnFacts(name, kind, values=sorted(words))
+
+
+def _stored(state: State, name: str) -> Dictionary:
+    """The values of a column that items still have as of the last merge."""
+    table = state.table
+    is_current = state.is_living[: table.rows].copy()
+    is_current[[number for number in state.changes.rows if number < table.rows]] = False
+    codes = np.unique(table.codes[table.places[name]][is_current])
+    codes = codes[codes >= 0]
+    dictionary = table.dictionary(name)
+    if len(codes) == len(dictionary.values):
+        return dictionary
+    return Dictionary([dictionary.values[code] for code in codes.tolist()])
 
 
 def _day(time: np.datetime64) -> str:
