@@ -326,12 +326,11 @@ def test_a_damaged_index_of_another_folder_can_be_rebuilt(run, photos, index, tm
 
 def test_index_says_at_once_what_it_does(run, photos, tmp_path):
     answer = proxymetric("index", run, photos, "--out", tmp_path / "a.index", "--map", "none")
-    assert answer.err.splitlines()[:6] == [
+    assert answer.err.splitlines()[:5] == [
         f"the index of {photos} is kept in {tmp_path / 'a.index'}",
         f"80 images in {photos}",
         f"loading the model of {run}",
         "to embed: 80 of 80 images",
-        "writing the vectors and thumbnails of 80 images",
         "measuring the search",
     ]
 
@@ -378,7 +377,7 @@ def test_classes_and_images_are_removed_in_one_step(run, photos, index, tmp_path
     assert bytes_of(copy) == before, "nothing is removed if a name is wrong"
     answer = proxymetric("index", "remove", copy, "class1/0.png", "--class", "class3", "--class", "wren")
     assert answer.code == 0, answer
-    assert "removed 10 images: class1/0.png, class3/0.png, class3/1.png, ..." in answer.out
+    assert "removed 10 images: class1/0.png, class3/0.png, class3/1.png" in answer.out
     assert f"9 of them still lie in {own}: delete the files" in answer.out, "wren.png lies elsewhere"
     left = Index(copy)
     left.verify()

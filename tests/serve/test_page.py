@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import shutil
 import time
@@ -102,6 +103,50 @@ def test_an_upload_shows_results(open_page, photos):
     status(page, "8 results for")
     labels = page.locator("#results button").evaluate_all("buttons => buttons.map((b) => b.ariaLabel)")
     assert all("class class4" in label for label in labels)
+
+
+def test_filters_pages_and_one_result_for_each_value(open_page, settings, index_folder, tmp_path, photos):
+    copy = shutil.copytree(index_folder, tmp_path / "a.index")
+    index = Index(copy)
+    metadata = [
+        {"price": n, "added": f"2026-01-{1 + n % 28:02}", "brand": "a, b" if n % 2 else "c", "code": f"x{n}", "tags": ["new", f"t{n % 3}"]}
+        for n in range(len(index))
+    ]  # fmt: skip
+    index.update(index.ids, metadata=metadata)
+    with serving(replace(settings, index=str(copy))) as client:
+        page = ready(open_page(port=client.port))
+        upload(page, photos / "class5" / "3.png")
+        page.click("#filters summary")
+        assert page.locator(".filter").count() == 5, "no item has the column `shop` any more"
+        page.select_option("[aria-label=brand] select", "a, b")
+        status(page, "12 results for")
+        for shown in (24, 36, 40):
+            page.click("#more")
+            status(page, f"{shown} results for")
+        ids = page.locator("#results button").evaluate_all("buttons => buttons.map((b) => b.title)")
+        assert len(set(ids)) == 40
+        assert page.is_hidden("#more")
+        page.fill("[aria-label='price from']", "10")
+        page.fill("[aria-label='price to']", "20")
+        page.press("[aria-label='price to']", "Enter")
+        status(page, "5 results for")
+        assert page.inner_text("#filter-count") == "(2)"
+        for width in (1280, 390):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out"
+            if out := os.environ.get("PROXYMETRIC_TEST_PICTURES"):
+                page.screenshot(path=f"{out}/filters-{width}.png", full_page=True)
+        page.click("#clear")
+        page.fill("[aria-label='added from']", "2026-01-02")
+        page.fill("[aria-label='added to']", "2026-01-02")
+        page.press("[aria-label='added to']", "Tab")
+        status(page, "3 results for")
+        page.click("#clear")
+        page.select_option("#one-per", "class")
+        status(page, "10 results for")
+        page.select_option("[aria-label=tags] select", "t2")
+        page.select_option("#one-per", "brand")
+        status(page, "2 results for")
 
 
 def test_the_answer_is_that_of_the_image_that_is_shown(open_page, photos, client, tmp_path):
@@ -213,7 +258,7 @@ def test_the_map_by_mouse(open_page):
     assert page.inner_text("#status").startswith(f"12 results for {item['id']}"), "a drag is no click"
     page.click("[data-zoom=all]")
     assert page.evaluate("[searchMap.zoom, ...searchMap.centre]") == [1, 0, 0]
-    page.click("summary")
+    page.click("#legend summary")
     page.click("#classes button >> nth=3")
     assert page.evaluate("[...searchMap.states].filter((state) => state < 0).length") > 0
     assert page.get_attribute("#classes button >> nth=3", "aria-pressed") == "true"

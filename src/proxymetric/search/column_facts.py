@@ -35,8 +35,7 @@ class ColumnFacts(NamedTuple):
 def facts_of_columns(store: Store) -> list[ColumnFacts]:
     """Say what each metadata column of an index holds.
 
-    Values that no item has any more may be among them until the log is merged. A database is not asked for the values:
-    its columns are said to be text.
+    A database is not asked for the values: its columns are said to be text.
     """
     return [_facts(store, name) for name in store.manifest.columns if name != CLASS_COLUMN]
 

@@ -156,10 +156,16 @@ class LocalStore:
         return self.state.floats(self.state.living)
 
     def dictionaries(self, column: str) -> list[Dictionary]:
-        """The different values of a column, in the table and in the log."""
+        """The different values of a column that items have, in the table and in the log."""
         table, changes = self.state.table, self.state.changes
         changed = [value for values in changes.values.values() if (value := values.get(column)) is not None]
-        return [*([table.dictionary(column)] if column in table.places else []), Dictionary(changed)]
+        if column not in table.places:
+            return [Dictionary(changed)]
+        is_current = self.state.is_living[: table.rows].copy()
+        is_current[[number for number in changes.rows if number < table.rows]] = False
+        codes = np.unique(table.codes[table.places[column]][is_current])
+        values = table.dictionary(column).values
+        return [Dictionary([values[code] for code in codes[codes >= 0].tolist()]), Dictionary(changed)]
 
     @property
     def numbers(self) -> np.ndarray:

@@ -37,6 +37,7 @@ from proxymetric.system.version import __version__
 PAGE_FILES = {
     "": ("index.html", "text/html; charset=utf-8"),
     "app.js": ("app.js", "text/javascript; charset=utf-8"),
+    "filters.js": ("filters.js", "text/javascript; charset=utf-8"),
     "map.js": ("map.js", "text/javascript; charset=utf-8"),
     "proxies.js": ("proxies.js", "text/javascript; charset=utf-8"),
     "style.css": ("style.css", "text/css; charset=utf-8"),

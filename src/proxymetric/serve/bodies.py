@@ -142,8 +142,12 @@ async def _read_form(request: Request) -> tuple[list[bytes], dict[str, Any]]:
             files.append(await value.read())
         elif name == "image":
             raise Refused(422, "image: got text, expected a file")
+        elif name == "where" and value.startswith("{") and name not in values:
+            values[name] = _object(value, name)
+        elif name == "where" and isinstance(values.setdefault(name, []), list):
+            values[name].append(value)
         elif name == "where":
-            values.setdefault("where", []).append(value)
+            raise Refused(422, "where: got a JSON object and more, expected one of them")
         elif name == "metadata":
             values[name] = _object(value, name)
         else:

@@ -30,7 +30,11 @@ def search_body(settings: Settings) -> dict[str, Any]:
         _object([name], {name: properties[name], "where": where, **rest}) for name in ("image", "images", "id", "ids")
     ]
     files = {"type": "array", "items": IMAGE_FILE, "minItems": 1, "maxItems": schemas.MOST_QUERIES}
-    return _body(_object(["image"], {"image": files, "where": conditions, **rest}), {"oneOf": as_json})
+    where = {
+        "description": "Conditions such as `price<50`, one in each field; or a JSON object as in the JSON body.",
+        "anyOf": [conditions, {"type": "string", "contentMediaType": "application/json"}],
+    }
+    return _body(_object(["image"], {"image": files, "where": where, **rest}), {"oneOf": as_json})
 
 
 def identify_body() -> dict[str, Any]:

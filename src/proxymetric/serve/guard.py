@@ -27,7 +27,7 @@ DRAIN_SECONDS, DRAIN_BYTES = 10.0, 2**29
 """how long and how much of a refused upload is read and thrown away, so that the client can read the refusal"""
 SEARCH_PATHS = ("/search", "/identify")
 """paths that take an image, and for which the model computes"""
-OPEN_PATHS = {"/", "/app.js", "/style.css", "/map.js", "/proxies.js", "/icon.svg", "/healthz"}
+OPEN_PATHS = {"/", "/app.js", "/style.css", "/filters.js", "/map.js", "/proxies.js", "/icon.svg", "/healthz"}
 """paths without secrets, which need no token: the page must load before it can ask for one"""
 SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",

@@ -1,10 +1,11 @@
 // The page: an image or an item of the index goes in, similar items come out.
 
+import { Filters } from "/filters.js";
 import { MapView, classColour } from "/map.js";
 import { Proxies } from "/proxies.js";
 
 const $ = (id) => document.getElementById(id);
-const state = { info: null, map: null, view: null, query: null, only: null, token: sessionStorage.getItem("token") || "" };
+const state = { info: null, map: null, view: null, query: null, shown: [], filters: null, only: null, token: sessionStorage.getItem("token") || "" };
 let turn = 0; // of the newest search; older answers are dropped
 
 /** Ask the service; an error becomes an exception with the sentence of the service. */
@@ -59,34 +60,43 @@ function fail(error) {
 const PLURALS = { class: "classes", proxy: "proxies" };
 const plural = (number, word) => `${number.toLocaleString("en")} ${number === 1 ? word : PLURALS[word] || `${word}s`}`;
 
-/** Search by the current query, which is a file or an item. */
-async function search() {
+/** Search by the current query, which is a file or an item; `more` adds the next page to what is shown. */
+async function search(more = false) {
   const query = state.query, mine = ++turn;
   if (!query) return;
   fail(null);
   document.body.classList.add("busy");
   say(`Searching for images similar to ${query.name} …`);
-  const k = Number($("count").value), only = $("class").value, started = performance.now();
+  const only = $("class").value, onePer = $("one-per").value, started = performance.now();
+  const where = { ...(state.filters && state.filters.where()), ...(only && { class: only }) };
+  const fields = { k: Number($("count").value), offset: more ? state.next : 0, ...(onePer && { one_per: onePer }) };
+  $("filter-count").textContent = state.filters && Object.keys(state.filters.where()).length ? `(${Object.keys(state.filters.where()).length})` : "";
   try {
     let options;
     if (query.file) {
       const form = new FormData();
       form.set("image", query.file);
-      form.set("k", k);
-      if (only) form.append("where", `class=${only}`);
+      for (const [name, value] of Object.entries(fields)) form.set(name, value);
+      form.set("where", JSON.stringify(where));
       options = { method: "POST", body: form };
     } else {
-      const body = JSON.stringify({ id: query.item.id, k, where: only ? { class: only } : {} });
+      const body = JSON.stringify({ id: query.item.id, where, ...fields });
       options = { method: "POST", body, headers: { "Content-Type": "application/json" } };
     }
-    const { results } = await (await ask("/search", options)).json();
+    const page = await (await ask("/search", options)).json();
     if (mine !== turn) return;
     $("results-heading").textContent = "Results";
+    // The index may have changed since the page before, so that a result comes again.
+    const known = new Set(more ? state.shown.map((hit) => hit.id) : []);
+    const results = [...(more ? state.shown : []), ...page.results.filter((hit) => !known.has(hit.id))];
+    state.shown = results; state.next = fields.offset + fields.k;
+    $("more").hidden = !page.more;
     list(results, query.item ? query.item.class : null);
+    if (more) $("results").children[known.size]?.querySelector("button").focus();
     const right = query.item && query.item.class ? results.filter((hit) => hit.class === query.item.class).length : null;
     say(`${plural(results.length, "result")} for ${query.name}${right === null ? "" : `, ${right} of class ${query.item.class}`}` +
       ` (${Math.round(performance.now() - started)} ms)`);
-    await Promise.all([markOnMap(results), identify(query, mine)]);
+    await Promise.all([markOnMap(results), more ? null : identify(query, mine)]);
   } catch (error) {
     if (mine !== turn) return;
     say("");
@@ -195,7 +205,9 @@ function listenToFiles() {
   addEventListener("dragleave", (event) => { if (!event.relatedTarget) drop.classList.remove("over"); });
   addEventListener("drop", (event) => { event.preventDefault(); drop.classList.remove("over"); takeFile(event.dataTransfer.files[0]); });
   addEventListener("paste", (event) => { const file = [...event.clipboardData.files][0]; if (file) takeFile(file); });
-  for (const id of ["count", "class"]) $(id).addEventListener("change", search);
+  for (const id of ["count", "class", "one-per"]) $(id).addEventListener("change", () => search());
+  $("more").addEventListener("click", () => search(true));
+  $("clear").addEventListener("click", () => { state.filters.clear(); search(); });
   $("photograph").addEventListener("click", photograph);
 }
 
@@ -287,10 +299,19 @@ async function showProxies(info) {
   state.view.redraw();
 }
 
+/** Offer a filter for each column, and one result for each value of it. */
+function listColumns(columns) {
+  if (!columns.length) return;
+  state.filters = new Filters($("filter-fields"), columns, () => search());
+  $("filters").hidden = $("one-per-label").hidden = false;
+  $("one-per").append(...columns.map(({ name }) => new Option(name, name)));
+}
+
 function listClasses(classes) {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   if (!classes.length) { $("legend").hidden = true; return; }
-  $("class-label").hidden = false;
+  $("class-label").hidden = $("one-per-label").hidden = false;
+  $("one-per").append(new Option("class", "class"));
   $("class").append(...classes.map((name) => new Option(name, name)));
   $("classes").replaceChildren(...classes.map((name, code) => {
     const entry = document.createElement("li"), button = document.createElement("button"), dot = document.createElement("i");
@@ -336,6 +357,7 @@ async function start() {
   addEventListener("hashchange", fromHash);
   try {
     state.info = await (await ask("/info")).json();
+    listColumns(state.info.columns);
     $("facts").textContent = `${plural(state.info.count, "image")}, ${state.info.dim} dimensions`;
     await Promise.all([suggest(), startMap()]);
     $("facts").textContent += state.map && state.map.classes.length ? `, ${state.map.classes.length} classes` : "";
