@@ -326,11 +326,12 @@ def test_a_damaged_index_of_another_folder_can_be_rebuilt(run, photos, index, tm
 
 def test_index_says_at_once_what_it_does(run, photos, tmp_path):
     answer = proxymetric("index", run, photos, "--out", tmp_path / "a.index", "--map", "none")
-    assert answer.err.splitlines()[:5] == [
+    assert answer.err.splitlines()[:6] == [
         f"the index of {photos} is kept in {tmp_path / 'a.index'}",
         f"80 images in {photos}",
         f"loading the model of {run}",
         "to embed: 80 of 80 images",
+        "writing the vectors and thumbnails of 80 images",
         "measuring the search",
     ]
 

@@ -17,7 +17,7 @@ def test_kinds_and_values_are_those_that_items_have(tmp_path):
     index.add(["x", "y"], torch.eye(2), metadata=metadata)
 
     def check(brands, greatest):
-        assert facts_of_columns(index.state) == [
+        assert facts_of_columns(index.store) == [
             ColumnFacts("added", "date", least="2026-01-31", greatest="2026-02-01"),
             ColumnFacts("brand", "text", values=brands),
             ColumnFacts("code", "text", values=["007"]),
@@ -33,6 +33,6 @@ def test_kinds_and_values_are_those_that_items_have(tmp_path):
     index.update(["y"], metadata=[metadata[1] | {"brand": "c", "price": 99}])
     check(["b", "c"], 99)
     index.update(["y"], metadata=[metadata[1] | {"price": "cheap"}])
-    assert facts_of_columns(index.state)[3] == ColumnFacts("price", "text", values=["3", "cheap"])
+    assert facts_of_columns(index.store)[3] == ColumnFacts("price", "text", values=["3", "cheap"])
     index.put([f"many{n}" for n in range(101)], torch.ones(101, 2), metadata=[{"brand": f"{n}x"} for n in range(101)])
-    assert facts_of_columns(index.state)[1] == ColumnFacts("brand", "text")
+    assert facts_of_columns(index.store)[1] == ColumnFacts("brand", "text")
