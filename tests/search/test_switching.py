@@ -55,9 +55,7 @@ def test_a_copy_that_has_changed_since_is_another_index(folders, tmp_path):
 def test_what_cannot_be_switched_is_as_it_was(folders, tmp_path):
     used, beside = folders
     Index(used).add(["only here"], torch.ones(1, 2))
-    with pytest.raises(
-        ValueError, match=r"lacks 1 of the 21 items of .*'only here'; expected all of them, or --drop"
-    ):
+    with pytest.raises(ValueError, match=r"lacks 1 of the 21 items of .*'only here'; expected all of them, or --drop"):
         switch(used, beside)
     with pytest.raises(ValueError, match="which is the index itself"):
         switch(used, used)
