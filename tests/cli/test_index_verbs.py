@@ -19,7 +19,7 @@ from terminal import finished_run, proxymetric, refused
 VERBS = {
     "index": searching.index, "search": searching.search, "serve": serving.serve, "embed": trained.embed,
     "index add-class": identifying.add_class, "index remove": identifying.remove, "index metadata": upkeep.metadata,
-    "index verify": upkeep.verify, "index compact": upkeep.compact,
+    "index switch": upkeep.switch, "index verify": upkeep.verify, "index compact": upkeep.compact,
 }  # fmt: skip
 MOST_LINES = 40
 IN_ROOT = {"help", "weights", "device"}
@@ -122,6 +122,20 @@ def test_metadata_changes_without_embedding(run, photos, index, tmp_path):
     refused(proxymetric("index", "metadata", copy, table), "no item of", "did you mean 'class0/1.png'?")
     table.write_text("name,price\na,3\n")
     refused(proxymetric("index", "metadata", copy, table), "expected a column 'file' or 'id'")
+
+
+def test_another_model_takes_the_place_and_goes_back(run, photos, index, tmp_path):
+    copy, beside = shutil.copytree(index, tmp_path / "a.index"), tmp_path / "b.index"
+    assert proxymetric("index", run, photos, "--out", beside, "--vectors", "int8", "--map", "none").code == 0
+    assert proxymetric("index", "remove", beside, "class0/1.png").code == 0
+    refused(proxymetric("index", "switch", copy, beside), "lacks 1 of the 80 items", "'class0/1.png'", "--drop-missing")
+    answer = proxymetric("index", "switch", copy, beside, "--drop-missing")
+    assert answer.code == 0, answer
+    assert f"{copy}: 79 images, vectors of {run}; {beside} has the earlier ones" in answer.out
+    assert [Index(each).manifest.vectors["kind"] for each in (copy, beside)] == ["int8", "float32"]
+    assert proxymetric("search", copy, photos / "class0" / "0.png").code == 0
+    assert proxymetric("index", "switch", copy, beside).code == 0
+    assert Index(copy).manifest.vectors["kind"] == "float32"
 
 
 def test_a_flipped_bit_is_found_and_compacting_erases(index, tmp_path):

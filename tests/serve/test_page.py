@@ -109,10 +109,15 @@ def test_filters_pages_and_one_result_for_each_value(open_page, settings, index_
     copy = shutil.copytree(index_folder, tmp_path / "a.index")
     index = Index(copy)
     metadata = [
-        {"price": n, "added": f"2026-01-{1 + n % 28:02}", "brand": "a, b" if n % 2 else "c", "code": f"x{n}",
-         "tags": ["new", f"t{n % 3}"]}
+        {
+            "price": n,
+            "added": f"2026-01-{1 + n % 28:02}",
+            "brand": "a, b" if n % 2 else "c",
+            "code": f"x{n}",
+            "tags": ["new", f"t{n % 3}"],
+        }
         for n in range(len(index))
-    ]  # fmt: skip
+    ]
     index.update(index.ids, metadata=metadata)
     with serving(replace(settings, index=str(copy))) as client:
         page = ready(open_page(port=client.port))

@@ -16,6 +16,7 @@ import torch
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
 from proxymetric.search import Index
+from proxymetric.search.switching import switch
 from proxymetric.serve.searcher import Searcher
 from proxymetric.serve.settings import Settings
 from proxymetric.serve.writing import Patch, Put, Write, Writer
@@ -238,6 +239,21 @@ def test_a_batch_sees_one_state(searcher, copy):
     assert (len(state.index), len(searcher.index)) == (count, count + 5)
     assert torch.equal(state.index.vectors, vectors)
     assert searcher.newest.store.state.table is searcher.index.store.state.table, "unchanged parts are shared"
+
+
+def test_a_service_follows_when_another_index_takes_the_name(client, write, copy, index_folder, tmp_path):
+    other = shutil.copytree(index_folder, copy.parent / "other.index")
+    assert write("DELETE", "/items/class3/0.png").status == 200
+    switch(copy, other, drop_missing=True)
+    end = time.monotonic() + 60
+    while client("GET", "/items/class3/0.png", headers=READS).status == 404:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert write("DELETE", "/items/class3/0.png").json["deleted"] == 1
+    switch(copy, other, drop_missing=True)
+    assert write("DELETE", "/items/class3/1.png").json["deleted"] == 1
+    assert "class3/0.png" not in Index(copy)
+    assert "class3/1.png" in Index(other)
 
 
 def test_writes_of_many_clients_are_all_made(client, write, copy):

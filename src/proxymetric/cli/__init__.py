@@ -46,7 +46,7 @@ VERBS = (
     caching.cache,
 )
 """the verbs, in the order of `proxymetric --help`"""
-PARTS = (identifying.add_class, identifying.remove, upkeep.metadata, upkeep.verify, upkeep.compact)
+PARTS = (identifying.add_class, identifying.remove, upkeep.metadata, upkeep.switch, upkeep.verify, upkeep.compact)
 """what follows the word `index`; its help names them"""
 FOR_SEVERAL_PROCESSES = (training.train, evaluating.evaluate, catalogue.methods)
 """the verbs that may run under torchrun"""

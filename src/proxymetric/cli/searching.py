@@ -52,6 +52,7 @@ FAR = 0.01
         "proxymetric index add-class --help",
         "proxymetric index remove --help",
         "proxymetric index metadata --help",
+        "proxymetric index switch --help",
         "proxymetric index verify --help",
         "proxymetric index compact --help",
     ),
@@ -163,8 +164,9 @@ def index(
     --layout and --metadata say otherwise.
 
     `index add-class` adds images of a class, `index remove` takes images out, `index metadata` changes what --where
-    filters by, `index verify` compares all files with their checksums, and `index compact` writes them anew; a RUN of
-    such a name is written ./remove. Images that `index add-class` added stay, also with --rebuild. Another model cannot
+    filters by, `index switch` puts an index of another model in the place of one that is in use, `index verify`
+    compares all files with their checksums, and `index compact` writes them anew; a RUN of such a name is written
+    ./remove. Images that `index add-class` added stay, also with --rebuild. Another model cannot
     embed them again, so that --rebuild by another model is refused if there are any, unless --drop-added says that they
     drop out.
     """

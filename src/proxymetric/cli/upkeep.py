@@ -1,4 +1,4 @@
-"""Verbs that keep an index as it should be: index metadata, index verify, index compact."""
+"""Verbs that keep an index as it should be: index metadata, index switch, index verify, index compact."""
 
 from __future__ import annotations
 
@@ -45,6 +45,34 @@ def metadata(
     if unknown := result.unknown:
         named = ", ".join(map(visible, unknown[:MOST_NAMED])) + (", ..." if len(unknown) > MOST_NAMED else "")
         terminal.say(f"{len(unknown):,} of the lines of {table} are about no image of the index: {named}")
+
+
+@app.command(
+    "index switch",
+    hidden=True,
+    short_help="Put an index that another model made in the place of one that is in use.",
+    epilog=example(
+        "proxymetric index runs/new IMAGES --out new.index", "proxymetric index switch shop.index new.index"
+    ),
+)
+def switch(
+    folder: IndexFolder,
+    other: Annotated[Path, typer.Argument(metavar="OTHER", help="The index that takes its name.")],
+    drop_missing: Annotated[
+        bool, typer.Option("--drop-missing", help="Images of INDEX that OTHER lacks drop out.")
+    ] = False,
+) -> None:
+    """Exchange the names of two indexes in one step; the same command again goes back.
+
+    Classes and metadata of INDEX are written to OTHER first, so that they stay. A running `serve` loads the model of
+    the new index and follows; until then it answers from the earlier one. Both folders lie on one disk.
+    """
+    from proxymetric.search.switching import switch as switch_names
+    from proxymetric.system.terminal import Terminal
+
+    index = switch_names(folder, other, drop_missing=drop_missing)
+    made_by = visible(index.manifest.run.get("run", index.model[:12]))
+    Terminal().print(f"{index.folder}: {len(index):,} images, vectors of {made_by}; {other} has the earlier ones")
 
 
 @app.command(

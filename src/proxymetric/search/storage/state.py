@@ -446,7 +446,10 @@ def open_state(folder: Path, earlier: State | None = None) -> State:
     for attempt in range(OPEN_ATTEMPTS):
         manifest = Manifest.read(folder)
         try:
-            return State(folder, manifest, earlier)
+            state = State(folder, manifest, earlier)
+            # Another index may have taken the name of the folder meanwhile, with files of the same names.
+            if Manifest.read(folder).identity == manifest.identity:
+                return state
         except FileNotFoundError as error:
             # Another process has merged the log since the manifest was read, or files are missing.
             if attempt == OPEN_ATTEMPTS - 1:
@@ -454,7 +457,10 @@ def open_state(folder: Path, earlier: State | None = None) -> State:
                     f"index: got {folder}, where {error.filename} is missing; expected all files that {FILE} names; "
                     "`proxymetric index --rebuild` makes them anew"
                 ) from None
-    raise AssertionError
+        except ValueError:
+            if attempt == OPEN_ATTEMPTS - 1 or Manifest.read(folder).identity == manifest.identity:
+                raise
+    raise ValueError(f"index: got {folder}, whose name others took again and again; expected an index that stays")
 
 
 def batch_of(state: State, ids: Sequence[str]) -> Batch:
