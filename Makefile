@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev,bench,track,export,docs,serve,milvus,parquet,hf,heic]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev,bench,track,export,docs,serve,milvus,pgvector,parquet,hf,heic]'
 	-$(BIN)/python -m compileall -qq -j 0 .venv/lib  # by all cores; templates of some packages are no valid Python
 	@touch $@
 
