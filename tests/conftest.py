@@ -157,6 +157,12 @@ def only_training(no_page: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw no pictures of studies, for tests of the tables and pages beside them."""
+    monkeypatch.setattr("proxymetric.studies.drawing.draw", lambda *args, **kwargs: [])
+
+
+@pytest.fixture
 def traced_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Trace what is compiled, and run the trace as it is: generated code takes a minute, and has separate tests."""
     torch.compiler.reset()

@@ -125,6 +125,7 @@ def test_a_study_has_a_page_with_and_without_results(tmp_path):
         assert f"]({picture.removeprefix('studies/')})" in text
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_run_that_was_repeated_stands_beside_the_older_one(tmp_path):
     """The older result lacks keys that came later; another seed and other settings are other runs."""
     name, of = "proxy-anchor-cub-resnet50-papers-seed0", ("cub-proxy-methods", "proxy-anchor-repeated")
@@ -183,6 +184,7 @@ def test_studies_from_degraded_copies_stand_in_the_archive(tmp_path):
     assert site._with_archive(["methods/vcpa.md"]) == ["methods/vcpa.md"]
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_study_with_one_data_set_from_the_originals_is_not_old(tmp_path):
     old, new = (next(iter(runs_of("papers", **data).values())) for data in ({}, PHOTOGRAPHS))
     write_runs(tmp_path / "auto", {"vcpa-cub-resnet50-held-out-seed0": new, "vcpa-cars-resnet50-held-out-seed0": old})
@@ -192,6 +194,7 @@ def test_a_study_with_one_data_set_from_the_originals_is_not_old(tmp_path):
     assert f"**Cars196, as in the [archive](archive.md):** {advice}." in pages["studies/auto.md"]
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_claim_leaves_the_table_only_when_its_successor_is_there(tmp_path):
     """Claims that were measured with degraded copies stay, in a table of their own, until they are measured again."""
     write_runs(tmp_path / "cub-proxy-methods", runs_of("papers") | runs_of("held-out"))
@@ -213,6 +216,7 @@ def test_a_claim_leaves_the_table_only_when_its_successor_is_there(tmp_path):
     assert {"studies/claims.png", "studies/claims-degraded.png"} & set(pictures) == {"studies/claims.png"}
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_study_that_was_run_again_keeps_its_older_claims_apart(tmp_path):
     """One file has results from both: those of the originals are current, the others are not lost."""
     new = runs_of("papers", **PHOTOGRAPHS)

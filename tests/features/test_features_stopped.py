@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -18,7 +16,7 @@ from proxymetric.data import EvalView, open_data
 from proxymetric.encoders import build
 from proxymetric.features.cache import FeaturesStopped, cached_features
 from proxymetric.system.terminal import Terminal
-from training_runs import TINY
+from training_runs import Process, command, until
 
 
 @pytest.fixture
@@ -59,29 +57,13 @@ def test_a_part_of_a_shard_is_kept(tmp_path, number, bad, default_handlers):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_on_the_command_line(tmp_path, number, default_handlers):
     photos = write_photos(tmp_path / "photos", classes=30, images=50, size=64)
-    settings = [f"--set={key}={value}" for key, value in (TINY | {"view.size": 64, "view.resize": 64}).items()]
-    words = [
-        "train",
-        "--data",
-        photos,
-        "--out",
-        tmp_path / "run",
-        "--frozen",
-        "--epochs",
-        "1",
-        "--no-report",
-        *settings,
-    ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "proxymetric", *map(str, words)],
-        env=os.environ | {"PROXYMETRIC_CACHE": str(tmp_path / "cache")},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    while not list((tmp_path / "cache").rglob("*.safetensors")):
-        assert process.poll() is None
-    process.send_signal(number)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 130, error
+    words = command(photos, tmp_path / "run", "--frozen", train__epochs=1, view__size=64, view__resize=64)
+    cache = tmp_path / "cache"
+    process = Process(words, tmp_path / "text", PROXYMETRIC_CACHE=str(cache))
+    until(lambda: bool(list(cache.rglob("*.safetensors"))), process.running, "features")
+    process.send(number)
+    code, error = process.finish(), process.text()
+    assert code == 130, error
     assert re.search(r"the features of \d+ of \d+ images are kept", error)
     assert "Traceback" not in error
     assert not (tmp_path / "run").exists(), "the same command starts the run"

@@ -24,12 +24,6 @@ from proxymetric.studies.tables import Table, mean_text, size_table, write_table
 SCORES = {"base": [0.50, 0.52, 0.54], "new": [0.53, 0.54, 0.58]}
 
 
-@pytest.fixture
-def only_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw no pictures, for tests of the text beside them."""
-    monkeypatch.setattr("proxymetric.studies.drawing.draw", lambda *args, **kwargs: [])
-
-
 def study(**more: object) -> Study:
     rows = [
         {"name": "base", "title": "Base_1", "paper": {"g": {"R@1": 60.0}}},
@@ -56,7 +50,7 @@ def results(of: Study, without: tuple[str, ...] = ()) -> dict[str, Result]:
     return found
 
 
-@pytest.mark.usefixtures("only_tables")
+@pytest.mark.usefixtures("no_pictures")
 def test_a_reading_has_the_means_of_its_figures(tmp_path):
     made = study(why="The rank is\n{rank:.1f}, at epoch {chosen epoch:.0f}, {chosen epoch of the baseline:.0f} there.")
     _, _, row = cells(_tables(made, tmp_path), "Glyphs: epoch chosen on the test half, our reading")
@@ -64,7 +58,7 @@ def test_a_reading_has_the_means_of_its_figures(tmp_path):
     assert "our reading" not in _tables(study(), tmp_path / "none")
 
 
-@pytest.mark.usefixtures("only_tables")
+@pytest.mark.usefixtures("no_pictures")
 def test_a_reading_needs_figures_only_if_it_names_some(tmp_path):
     for text, expected in (("At epoch {chosen epoch:.0f}.", "At epoch 0."), ("The rank is {rank}.", None)):
         made = study(why=text)
@@ -80,7 +74,7 @@ def test_a_reading_with_a_wrong_figure_is_refused(text, tmp_path):
         _tables(study(why=text), tmp_path)
 
 
-@pytest.mark.usefixtures("only_tables")
+@pytest.mark.usefixtures("no_pictures")
 def test_the_regret_of_a_choice_is_what_the_best_method_has_more(tmp_path):
     rows = [{"name": name} for name in ("proxy-anchor", "vcpa", "arcface", "auto")]
     rows.append({"name": "vcpa-5", "settings": {"loss.per_class": 5}})
@@ -232,7 +226,7 @@ def test_the_tables_say_what_was_measured(tmp_path):
     assert {file.suffix for file in files} == {".md", ".tex", ".png"}
 
 
-@pytest.mark.usefixtures("only_tables")
+@pytest.mark.usefixtures("no_pictures")
 def test_scores_of_the_papers_protocol_are_never_shown_without_their_label(tmp_path):
     made = study()
     write_tables(made, results(made), tmp_path)
@@ -242,7 +236,7 @@ def test_scores_of_the_papers_protocol_are_never_shown_without_their_label(tmp_p
         assert sum("epoch chosen on held-out training classes" in title for title in titles) == 3
 
 
-@pytest.mark.usefixtures("only_tables")
+@pytest.mark.usefixtures("no_pictures")
 def test_a_claim_of_the_other_sign_and_an_interval_around_zero(tmp_path):
     made = study(claim={"g": {"R@1": -1.0}})
     found = results(made)
@@ -256,7 +250,7 @@ def test_a_claim_of_the_other_sign_and_an_interval_around_zero(tmp_path):
     assert (said["same sign"], said["in the interval"]) == ("open", "yes")
 
 
-@pytest.mark.usefixtures("only_tables")
+@pytest.mark.usefixtures("no_pictures")
 def test_without_test_classes_the_scores_are_those_of_the_held_out_ones(tmp_path):
     made = study()
     found = {name: replace(each, evaluated_on="validation") for name, each in results(made).items()}
@@ -274,7 +268,7 @@ def test_results_of_another_study_are_refused(tmp_path):
         stored_results(study(), tmp_path)
 
 
-@pytest.mark.usefixtures("only_tables")
+@pytest.mark.usefixtures("no_pictures")
 def test_half_a_study_makes_tables_of_what_there_is(tmp_path):
     made = study()
     gone = [task.name for task in made.tasks() if task.cell.row == "base" and task.seed > 0]
@@ -313,7 +307,7 @@ def test_a_claim_without_a_figure_is_a_direction(tmp_path, word, same):
     assert any(path.name.startswith("differences") for path in written)
 
 
-@pytest.mark.usefixtures("only_tables")
+@pytest.mark.usefixtures("no_pictures")
 def test_without_a_claim_of_a_paper_there_are_no_columns_for_it(tmp_path):
     rows = [{"name": "base"}, {"name": "new", "baseline": "base"}]
     made = replace(study(), rows=parse({"name": "s", "data": {"g": {"path": "glyphs:60"}}, "rows": rows}).rows)

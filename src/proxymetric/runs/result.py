@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import platform
 import re
@@ -264,13 +265,15 @@ def commit() -> str | None:
 def versions() -> dict[str, str]:
     """The versions of Python and of the packages that influence results."""
     names = ("proxymetric", "torch", "torchvision", "timm", "numpy", "safetensors")
-    installed = {"python": platform.python_version()}
-    for name in names:
-        try:
-            installed[name] = version(name)
-        except ImportError:
-            installed[name] = "not installed as a package"
-    return installed
+    return {"python": platform.python_version()} | {name: _version(name) for name in names}
+
+
+@functools.cache
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except ImportError:
+        return "not installed as a package"
 
 
 def machine(device: torch.device, processes: int = 1) -> dict[str, Any]:
