@@ -160,6 +160,7 @@ def test_only_the_write_token_writes(client, write, copy):
             assert write(method, path, content, **{header: value}).code == "cross_site"
     own = {"origin": f"http://127.0.0.1:{client.port}", "sec-fetch-site": "same-origin"}
     assert write("DELETE", "/items/never", **own).status == 200
+    assert client("POST", "/items/x", headers=WRITES).headers["allow"] == "DELETE, GET, PATCH, PUT"
     assert client("GET", "/info", headers=WRITES).json["writable"] is True
     assert client("GET", "/info?token=writes&write_token=writes").status == 401, "a token is never in an address"
 

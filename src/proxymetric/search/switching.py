@@ -65,7 +65,8 @@ def switch(folder: str | Path, other: str | Path, *, drop_missing: bool = False)
         # Of a copy that has changed since, files of the same name differ: readers must see another index.
         is_copy = beside.manifest.identity == used.manifest.identity
         if edits or is_copy:
-            beside.change(edits=edits, **({"identity": uuid.uuid4().hex} if is_copy else {}))
+            identity = uuid.uuid4().hex if is_copy else beside.manifest.identity
+            beside.change(edits=edits, identity=identity)
         _exchange(used.folder, beside.folder)
     return Index(folder)
 
