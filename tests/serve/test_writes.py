@@ -123,6 +123,7 @@ def test_several_changes_are_one_step(client, write, copy):
         assert sentence in said(write("POST", "/items", wrong), 422)
     missing = {"put": [{**put[0], "id": "a"}], "patch": [{"id": "never", "class": "x"}]}
     assert "id: got 'never'" in said(write("POST", "/items", missing), 404)
+    assert "id: got ''" in said(write("POST", "/items", {"patch": [{"id": "", "class": "x"}]}), 404)
 
 
 def test_wrong_items_are_refused(write, copy):
