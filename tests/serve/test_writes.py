@@ -123,6 +123,7 @@ def test_several_changes_are_one_step(client, write, copy):
         assert sentence in said(write("POST", "/items", wrong), 422)
     missing = {"put": [{**put[0], "id": "a"}], "patch": [{"id": "never", "class": "x"}]}
     assert "id: got 'never'" in said(write("POST", "/items", missing), 404)
+    assert "id: got ''" in said(write("POST", "/items", {"patch": [{"id": "", "class": "x"}]}), 404)
 
 
 def test_wrong_items_are_refused(write, copy):
@@ -160,6 +161,7 @@ def test_only_the_write_token_writes(client, write, copy):
             assert write(method, path, content, **{header: value}).code == "cross_site"
     own = {"origin": f"http://127.0.0.1:{client.port}", "sec-fetch-site": "same-origin"}
     assert write("DELETE", "/items/never", **own).status == 200
+    assert client("POST", "/items/x", headers=WRITES).headers["allow"] == "DELETE, GET, PATCH, PUT"
     assert client("GET", "/info", headers=WRITES).json["writable"] is True
     assert client("GET", "/info?token=writes&write_token=writes").status == 401, "a token is never in an address"
 

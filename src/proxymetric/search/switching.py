@@ -8,7 +8,6 @@ import os
 import sys
 import uuid
 from pathlib import Path
-from typing import Any
 
 from proxymetric.search.batches import as_metadata
 from proxymetric.search.index import Index
@@ -66,8 +65,8 @@ def switch(folder: str | Path, other: str | Path, *, drop_missing: bool = False)
         # Of a copy that has changed since, files of the same name differ: readers must see another index.
         is_copy = beside.manifest.identity == used.manifest.identity
         if edits or is_copy:
-            facts: dict[str, Any] = {"identity": uuid.uuid4().hex} if is_copy else {}
-            beside.change(edits=edits, **facts)
+            identity = uuid.uuid4().hex if is_copy else beside.manifest.identity
+            beside.change(edits=edits, identity=identity)
         _exchange(used.folder, beside.folder)
     return Index(folder)
 

@@ -14,7 +14,9 @@ from urllib.parse import quote
 from fastapi import FastAPI, Path, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from proxymetric.arguments.signatures import did_you_mean
 from proxymetric.search import Index
@@ -280,11 +282,17 @@ def _add_errors(app: FastAPI) -> None:
         headers, path = dict(error.headers or {}), request.url.path
         message = f"{request.method} request: {error.detail}"
         if status == 405:
-            methods = next((value for name, value in headers.items() if name.lower() == "allow"), "another method")
+            methods = headers["Allow"] = ", ".join(_methods(app, request.scope["path"]))
             message = f"method: got {request.method[:20]} for {path[:200]!r}, expected {methods}"
         elif status == 404:
             message = _unknown_path(app, path)
         return answer(Refused(status, message, headers=headers))
+
+
+def _methods(app: FastAPI, path: str) -> list[str]:
+    """The methods of a path, of all routes that it has."""
+    routes = [route for route in app.routes if isinstance(route, Route | APIRoute) and route.path_regex.match(path)]
+    return sorted({method for route in routes for method in route.methods or ()})
 
 
 def _unknown_path(app: FastAPI, path: str) -> str:

@@ -65,7 +65,11 @@ def patch_body() -> dict[str, Any]:
 
 def bulk_body() -> dict[str, Any]:
     """Several changes."""
-    return _body(None, schemas.BulkBody.model_json_schema(ref_template="#/components/schemas/{model}"))
+    properties = _properties(schemas.BulkBody)
+    for name, model in (("put", schemas.PutItem), ("patch", schemas.PatchItem)):
+        content = model.model_json_schema()
+        properties[name]["items"] = _object(content["required"], content["properties"])
+    return _body(None, _object([], properties))
 
 
 def _properties(model: type[BaseModel]) -> dict[str, Any]:

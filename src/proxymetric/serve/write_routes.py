@@ -60,7 +60,7 @@ def add_write_routes(app: FastAPI, pipeline: Pipeline) -> None:
             message = f"item {item.id[:200]!r}: {refusal.message}"
             raise Refused(refusal.status, message, refusal.code, refusal.headers) from None
 
-    @app.put("/items/{id:path}", openapi_extra=put_body(), responses=errors(*BODY_ERRORS))
+    @app.put("/items/{id:path}", openapi_extra=put_body(), responses=errors(404, *BODY_ERRORS))
     async def put_item(id: ItemId, request: Request) -> schemas.Written:
         """Add an item, or replace it. The same request again changes nothing.
 
@@ -77,7 +77,7 @@ def add_write_routes(app: FastAPI, pipeline: Pipeline) -> None:
         _check_no_files(files)
         return await written(Write(patches=[_patch(id, body)]))
 
-    @app.delete("/items/{id:path}", responses=errors(403, 422, 429, 503, 504, 507))
+    @app.delete("/items/{id:path}", responses=errors(403, 404, 422, 429, 503, 504, 507))
     async def delete_item(id: ItemId) -> schemas.Written:
         """Remove an item. An item that is not there is no error: a request may be repeated when its answer was lost.
 

@@ -151,6 +151,9 @@ class Writer:
                 touched.update(write.ids)
             except Refused as refusal:
                 answers[number] = refusal
+            except Exception as error:  # a damaged file, for instance; the others are made
+                log.exception("a change could not be prepared")
+                answers[number] = RuntimeError(str(error))
         answers |= self._commit(waiting)
         return [answers[number] for number in range(len(writes))]
 
@@ -186,8 +189,8 @@ class Writer:
                     "model_changed",
                     {"retry-after": "1"},
                 )
-        if unknown := next((patch.id for patch in write.patches if patch.id not in index), None):
-            raise Refused(404, f"id: got {unknown[:200]!r}, expected the id of an item of the index")
+        if unknown := [patch.id for patch in write.patches if patch.id not in index]:
+            raise Refused(404, f"id: got {unknown[0][:200]!r}, expected the id of an item of the index")
         try:
             puts = [put for put in write.puts if not _is_there(index, put)]
             batch = new_items(
