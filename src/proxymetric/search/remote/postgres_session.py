@@ -103,19 +103,21 @@ class PostgresSession:
     def nearest(self, queries: np.ndarray, depth: int, conditions: Sequence[Condition]) -> list[Ranked]:
         """See `Session`.
 
-        With a graph, the search goes through it first. A query for which it finds fewer than wanted, such as one with
-        a condition that few items match, is answered again by comparing all items that match.
+        With a graph, the search goes through it first. A query for which it finds fewer than wanted, with conditions
+        fewer than twice as many, is answered again by comparing all items that match.
         """
         where, values = sql_of(conditions)
         has_graph = "built_for" in self.facts.engine and 2 * depth <= MOST_EF
         self._search_by(graph=has_graph, ef=max(self.settings["ef"], 2 * depth))
-        lists = [self._ranked(query, depth, where, values, has_graph) for query in queries]
-        lacking = [place for place, ranked in enumerate(lists) if has_graph and len(ranked) < depth]
+        # Where a condition leaves hardly enough of the graph's candidates, nearer ones may lie beyond them.
+        enough = depth * (2 if conditions and has_graph else 1)
+        lists = [self._ranked(query, enough, where, values, has_graph) for query in queries]
+        lacking = [place for place, ranked in enumerate(lists) if has_graph and len(ranked) < enough]
         if lacking:
             self._search_by(graph=False)
             for place in lacking:
                 lists[place] = self._ranked(queries[place], depth, where, values)
-        return lists
+        return [ranked[:depth] for ranked in lists]
 
     def _ranked(self, query: np.ndarray, depth: int, where: str, values: list[Any], graph: bool = False) -> Ranked:
         # A graph knows no order by a second column; equal similarities come in the order of the numbers all the same.
