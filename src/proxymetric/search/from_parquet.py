@@ -15,7 +15,7 @@ from proxymetric.search.storage.state import stored_bytes
 from proxymetric.search.stored_index import StoredIndex
 from proxymetric.system.files import read_json_object, write_json
 
-CHUNK_BYTES = 512 * 2**20
+CHUNK_BYTES = 256 * 2**20
 """vectors and thumbnails that one change of the index adds; a kill loses no more"""
 CHOICES = "loading.json"
 """the file in the folder of an index that is being loaded: its engine, its map and its kind of vectors"""
