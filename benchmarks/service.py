@@ -1,11 +1,15 @@
 """Loads the service with clients on this machine, and the map of its page with 50,000 points.
 
     python benchmarks/service.py load INDEX PHOTOS --seconds 600      64 clients with photos, batching on and off
+    python benchmarks/service.py writes RUN --seconds 300             64 clients search while one writes
     python benchmarks/service.py map                                  pan and zoom in Chromium (needs playwright)
 
 `load` starts `proxymetric serve INDEX` three times: below its limit with batches, for the given time; below the limit
 without batches, for a tenth of it; and above the limit, for a tenth of it. Below the limit every answer must be 200,
-above it 200 or 429. `map` draws 50,000 points while it is panned and zoomed, and records the time of the script for
+above it 200 or 429. `writes` makes an index of 100,000 random vectors for the model of RUN. 64 clients ask for what is
+similar to one of them: for a while alone, and then while one client makes 20 changes a second (two items are put, then
+one of them is changed, and one deleted). Every answer must be 200, and afterwards the index must have what was
+acknowledged. `map` draws 50,000 points while it is panned and zoomed, and records the time of the script for
 each frame: the handlers of its events, and drawing. Results are written to results/service-cpu.json.
 """
 
@@ -31,6 +35,7 @@ from common import commit
 
 RESULTS = Path(__file__).parent / "results" / "service-cpu.json"
 CLIENTS, BOUNDARY = 64, b"a-boundary-of-the-benchmark"
+ITEMS, CHANGES_PER_SECOND = 100_000, 20
 MAP_POINTS, MAP_FRAMES = 50_000, 240
 MAX_SCRIPT_MS = 8.0
 
@@ -138,6 +143,95 @@ def measure_load(index: Path, folder: Path, seconds: float) -> dict[str, Any]:
     return {"photos": len(photos), "mean_bytes": int(statistics.mean(map(len, photos))), "cases": results}
 
 
+async def write(port: int, token: str, dim: int, model: str, end: float) -> tuple[dict[str, str], Counter[int]]:
+    """Make changes at equal distances; return the class of each item that must be there, and the statuses."""
+    import numpy as np
+
+    draw, there, statuses = np.random.default_rng(5), dict[str, str](), Counter[int]()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    begin, number = time.monotonic(), 0
+    while time.monotonic() < end:
+        item, step = f"new/{number // 4 * 2 + (number % 4 == 1)}", number % 4
+        body: dict[str, Any] = {"class": f"class {number}"}
+        if step < 2:
+            body |= {
+                "vector": draw.standard_normal(dim).round(4).tolist(),
+                "model": model,
+                "metadata": {"price": number},
+            }
+        method = ("PUT", "PUT", "PATCH", "DELETE")[step]
+        if step == 3:
+            item = f"new/{number // 4 * 2 + 1}"
+        content = b"" if step == 3 else json.dumps(body).encode()
+        head = f"{method} /items/{item} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+        writer.write(head.encode() + content)
+        await writer.drain()
+        answer = await reader.readuntil(b"\r\n\r\n")
+        length = next(line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length"))
+        await reader.readexactly(int(length.split(b":")[1]))
+        status = int(answer.split(b" ", 2)[1])
+        statuses[status] += 1
+        if status == 200:
+            if step == 3:
+                there.pop(item, None)
+            else:
+                there[item] = str(body["class"])
+        number += 1
+        await asyncio.sleep(max(0.0, begin + number / CHANGES_PER_SECOND - time.monotonic()))
+    writer.close()
+    return there, statuses
+
+
+def measure_writes(run: Path, seconds: float) -> dict[str, Any]:
+    """Search alone, and while the index changes."""
+    import numpy as np
+
+    import proxymetric as pm
+    from proxymetric.search import Index
+
+    model, token = pm.load(run, device="cpu"), "a-token-of-the-benchmark"
+    with tempfile.TemporaryDirectory() as folder:
+        index = Index.create(Path(folder) / "a.index", model.dim, model, run=model.source, map="none")
+        vectors = np.random.default_rng(0).standard_normal((ITEMS, model.dim), dtype=np.float32)
+        index.add([f"{n:06d}" for n in range(ITEMS)], vectors, labels=[f"class {n % 500}" for n in range(ITEMS)])
+        questions = [_question(f"{n:06d}") for n in range(0, ITEMS, 499)]
+        os.environ["PROXYMETRIC_WRITE_TOKEN"] = token
+        with service(index.folder, "--writable", "--max-pending", "80") as (port, process):
+            asyncio.run(load(port, process, questions, 8, 5))  # warm up
+            alone = asyncio.run(load(port, process, questions, CLIENTS, seconds))
+
+            async def together() -> tuple[dict[str, Any], tuple[dict[str, str], Counter[int]]]:
+                end = time.monotonic() + seconds
+                return await asyncio.gather(
+                    load(port, process, questions, CLIENTS, seconds),
+                    write(port, token, model.dim, model.fingerprint(), end),
+                )
+
+            loaded, (there, statuses) = asyncio.run(together())
+        opened = Index(index.folder)
+        opened.verify()
+        lost = [item for item, label in there.items() if item not in opened or opened[item].label != label]
+        extra = [item for item in opened.ids if item.startswith("new/") and item not in there]
+    return {
+        "items": ITEMS,
+        "alone": alone,
+        "with changes": loaded,
+        "changes": dict(statuses),
+        "changes_per_second": sum(statuses.values()) / seconds,
+        "p99_ratio": loaded["p99_ms"] / alone["p99_ms"],
+        "acknowledged_and_lost": len(lost),
+        "deleted_and_there": len(extra),
+    }
+
+
+def _question(item: str) -> bytes:
+    """A search for what is similar to an item."""
+    body = json.dumps({"id": item, "k": 10}).encode()
+    head = f"POST /search HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    return head.encode() + b"\r\n\r\n" + body
+
+
 def measure_map() -> dict[str, Any]:
     """Pan and zoom the map of 50,000 points, and return the time of the script for each frame."""
     import numpy as np
@@ -201,14 +295,21 @@ class _Fixed:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("load", "map"))
-    parser.add_argument("index", type=Path, nargs="?")
+    parser.add_argument("what", choices=("load", "writes", "map"))
+    parser.add_argument("index", type=Path, nargs="?", help="for `writes`, a run")
     parser.add_argument("photos", type=Path, nargs="?")
     parser.add_argument("--seconds", type=float, default=600.0)
     options = parser.parse_args()
     if options.what == "load" and (options.index is None or options.photos is None):
         parser.error("load needs INDEX and PHOTOS")
-    result = measure_map() if options.what == "map" else measure_load(options.index, options.photos, options.seconds)
+    if options.what == "writes":
+        if options.index is None:
+            parser.error("writes needs RUN")
+        result = measure_writes(options.index, options.seconds)
+    else:
+        result = (
+            measure_map() if options.what == "map" else measure_load(options.index, options.photos, options.seconds)
+        )
     content = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"benchmark": "service"}
     content["machine"] = {"architecture": platform.machine(), "cores": os.cpu_count()}
     content[options.what] = result | {"measured": commit()}
