@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from generator.auto_choice import auto_choice_table
+from generator.catalogue import catalogue_table
 from generator.divided_proxies import divided_proxies_table
 from generator.growth import growth_table
 from generator.history import compare_table, first_table, mlrc_table
@@ -110,6 +111,7 @@ PARTS = {
     "search-small": Part(partial(engines_table, "small"), benchmark("search-cpu")),
     "search-large": Part(partial(engines_table, "large"), benchmark("search-cpu")),
     "search-ratios": Part(ratios_table, benchmark("search-cpu")),
+    "catalogue": Part(catalogue_table, benchmark("catalogue-100000")),
     "service-load": Part(load_table, benchmark("service-cpu")),
     "map-frames": Part(frames_table, benchmark("map-frames-cpu")),
     "divided-proxies": Part(divided_proxies_table, benchmark("divided-proxies")),
