@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import proxymetric as pm
-from proxymetric.search import from_parquet
+from proxymetric.search import folder_sync, from_parquet, image_blocks
 from proxymetric.search.embedding_blocks import embed_blocks, read_shard
 from proxymetric.search.image_blocks import block_files
 from proxymetric.search.parquet import DamagedParquet, Facts, read_facts, read_items, write_items
@@ -63,6 +63,15 @@ def test_shards_write_the_same_bytes_as_one_process(some, model, blocks, tmp_pat
         f"10 images in 1 of 4 blocks in {tmp_path / 'b'}: 1 made, 0 there before",
         "3 blocks are not there yet: those of other shards",
     ]
+
+
+def test_a_slow_machine_writes_the_same_bytes(some, model, tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_sync, "PART_SECONDS", 0.0)
+    monkeypatch.setattr(image_blocks, "batch_of", lambda model: 5)
+    embed(tmp_path / "b", some, model)
+    monkeypatch.setattr(folder_sync, "PART_SECONDS", 60.0)
+    embed(tmp_path / "c", some, model)
+    assert bytes_of(tmp_path / "b") == bytes_of(tmp_path / "c")
 
 
 def test_blocks_hold_every_image_once_with_the_vectors_of_the_model(some, model, blocks):

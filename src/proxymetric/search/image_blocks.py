@@ -8,12 +8,15 @@ whoever embeds it.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from proxymetric.data.folders import ENDINGS
 from proxymetric.search.batches import Batch
@@ -185,7 +188,7 @@ def make_block(block: Block, model: TrainedModel, progress: Callable[[int, int],
         ValueError: none of its images is there, such as on a machine that lacks the folder.
     """
     bad: dict[str, str] = {}
-    parts: Iterable[Batch] = list(embedded(model, block.photos, batch_of(model), progress, bad))
+    parts = list(embedded(model, block.photos, batch_of(model), progress, bad))
     if len(bad) == len(block.photos) and not any(os.path.lexists(photo.path) for photo in block.photos):
         raise ValueError(
             f"images: got {block.facts.photos}, where no image of {block} is there, such as {block.photos[0].id}; "
@@ -193,10 +196,20 @@ def make_block(block: Block, model: TrainedModel, progress: Callable[[int, int],
         )
     stamps = {photo.id: photo.stamp for photo in block.photos}
     unreadable = {name: (stamps[name], reason) for name, reason in bad.items()}
-    write_items(block.file, replace(block.facts, rows=len(block.photos) - len(bad), unreadable=unreadable), parts)
+    write_items(
+        block.file, replace(block.facts, rows=len(block.photos) - len(bad), unreadable=unreadable), _joined(parts)
+    )
     for leftover in block.file.parent.glob(f".{block.file.name}.*.part"):  # of a process that was killed
         leftover.unlink(missing_ok=True)
     return BlockDone(len(block.photos) - len(bad), bad)
+
+
+def _joined(parts: Sequence[Batch]) -> list[Batch]:
+    """Parts as one: how many there are depends on the time that they took, and the bytes of a file must not."""
+    if not parts:
+        return []
+    lists = [list(itertools.chain.from_iterable(values)) for values in zip(*((part.ids, *part[2:]) for part in parts))]
+    return [Batch(lists[0], np.concatenate([part.vectors for part in parts]), *lists[1:])]
 
 
 def _is_leftover(file: Path) -> bool:
