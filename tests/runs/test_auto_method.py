@@ -18,8 +18,9 @@ from proxymetric.runs import recipe as recipes
 from proxymetric.runs.assemble import RunContext
 from proxymetric.runs.auto_method import DEFAULT_METHOD, FROZEN_CANDIDATES, LOSSES, PLAN, decide
 from proxymetric.runs.clear_gain import ClassScores
+from proxymetric.runs.closed_form import joined
 from proxymetric.runs.score import EmbeddedSet
-from proxymetric.runs.trials import Candidate, joined, outer_folds, run_trial, tried_recipe
+from proxymetric.runs.trials import Candidate, outer_folds, run_trial, tried_recipe
 from proxymetric.system.files import read_json
 from proxymetric.system.watcher import Silent
 from proxymetric.training.process_group import ProcessGroup

@@ -82,7 +82,7 @@ def embedded(seed: int, classes: int, images: int = 6, width: int = 20, signal: 
 
 def test_whitening_is_the_closed_form_on_all_known_classes(whitened, letters):
     done, said = whitened
-    fit, recipe = done.result.closed_form, done.result.recipe
+    fit, recipe = done.result.refit["closed_form"], done.result.recipe
     assert (recipe["train"]["frozen"], recipe["train"]["refit"]) == (True, True)
     assert recipe["encoder"]["normalise_features"]
     (nothing,) = (line for line in said if line.startswith("whitening: nothing is trained"))
@@ -92,6 +92,7 @@ def test_whitening_is_the_closed_form_on_all_known_classes(whitened, letters):
     images = open_data(letters)
     known = split(images, 0.0, 0.3, 0).train
     assert (fit["images"], fit["classes"]) == (len(known), len(known.classes)), "held-out classes included"
+    assert fit["chosen_on"] == f"chosen on 4 folds of the {len(known.classes)} training classes"
     model = pm.load(done.folder, device="cpu")
     features = cached_features(model.encoder, known, model.view).vectors.double().numpy()
     features /= np.linalg.norm(features, axis=1, keepdims=True)

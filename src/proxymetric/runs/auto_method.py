@@ -1,8 +1,14 @@
 """`--method auto`: try candidates on cached features of the known classes, and choose one.
 
 The backbone is not trained in a trial. The known classes, held-out ones included, are divided into folds
-(`runs.trials`): each candidate learns from the other classes and is scored on the fold, by MAP@R of each query. A
-simple candidate is taken unless another one is clearly better (`runs.clear_gain`).
+(`runs.trials`): each candidate learns from the other classes and is scored on the fold, by MAP@R of each query. Which
+of two similar candidates is higher often depends on the division. A run with a frozen backbone therefore makes D = 2
+of them, any other run one:
+
+``m = 1 / (D N) * sum_d sum_i MAP@R(i, d)``
+
+where i is one of N queries, and d the division whose fold scored it. A simple candidate is taken unless another one is
+clearly better (`runs.clear_gain`).
 
 A run with a frozen backbone can be any candidate: the untrained backbone and the closed forms, which are simple, or a
 trained head. A run that trains the backbone chooses among losses only, because no trial says what the network gains.
@@ -27,6 +33,7 @@ from proxymetric.data import ImageSet
 from proxymetric.encoders import Encoder
 from proxymetric.runs.assemble import RunContext, embed_features, make_encoder
 from proxymetric.runs.clear_gain import LEAST_GAIN, ClassScores, keep_simple
+from proxymetric.runs.closed_form import joined
 from proxymetric.runs.defaults import is_pretrained
 from proxymetric.runs.recipe import Recipe
 from proxymetric.runs.time_on_cpu import TRAINING_COST, pass_seconds
@@ -36,7 +43,6 @@ from proxymetric.runs.trials import (
     MIN_CLASSES,
     Candidate,
     Task,
-    joined,
     outer_folds,
     run_trial,
     several_images,
@@ -68,6 +74,8 @@ LEAST_GAIN_OF_LOSS = 0.03
 """MAP@R that another loss must gain on features if the run trains the backbone, too. The order of the methods then
 changes: on CUB, multi-similarity is above Proxy-Anchor on features (held-out classes), and below it once the whole
 network is trained (studies/auto.toml). On features of drawn characters it gains more than this."""
+FROZEN_DIVISIONS = 2
+"""into folds, whose scores are averaged"""
 FROZEN_SHARE, WHOLE_SHARE = 0.3, 0.1
 """the time of the trials, as a share of that of the run; features do not count"""
 NUMBERS = (4, 2, 1)
@@ -102,8 +110,9 @@ class Choice(NamedTuple):
         start: the closed form that its head starts from; None: as in the recipe.
         reason: a sentence.
         trials: the candidates that were tried, the best first; empty if there was nothing to compare them on.
-        folds: number of folds that they were scored on.
+        folds: number of folds of a division of the classes.
         classes: that were scored in these folds.
+        divisions: into folds, over which the scores are means.
         dropped: sentences about what was not tried.
         seconds: how long the trials took, with an encoder that is built for them and without features.
         run_seconds: how long the run takes at least without the trials and without features, as estimated before.
@@ -118,6 +127,7 @@ class Choice(NamedTuple):
     dropped: tuple[str, ...] = ()
     seconds: float = 0.0
     run_seconds: float = 0.0
+    divisions: int = 1
 
     def as_dict(self) -> dict[str, Any]:
         """The entry `auto` of `run.json` and `result.json`."""
@@ -172,7 +182,9 @@ def describe_trials(choice: Mapping[str, Any]) -> str:
     if "folds" not in choice:  # a result of an earlier version
         return f"{METRIC} of the methods that were tried on features, on held-out classes: {scores}"
     dropped = f"; not tried: {'; '.join(choice['dropped'])}" if choice["dropped"] else ""
-    return f"{METRIC} on {choice['folds']} folds of the known classes ({choice['classes']} scored): {scores}{dropped}"
+    divisions = choice.get("divisions", 1)
+    folds = f"{choice['folds']} folds" if divisions == 1 else f"{divisions} times {choice['folds']} folds"
+    return f"{METRIC} on {folds} of the known classes ({choice['classes']} scored): {scores}{dropped}"
 
 
 def without_auto(raw: dict[str, Any]) -> dict[str, Any]:
@@ -288,10 +300,13 @@ def choose_method(
     if (count := len(several_images(known))) < MIN_CLASSES:  # images that cannot be read
         return _too_few(recipe, count)
     candidates, refused = _allowed(recipe, FROZEN_CANDIDATES if recipe.train.frozen else LOSSES, encoder.width)
-    trials = _Trials(context, encoder, candidates, outer_folds(some_of(known, recipe.seed), recipe.seed), refused)
+    divisions = FROZEN_DIVISIONS if recipe.train.frozen else 1
+    tasks = outer_folds(some_of(known, recipe.seed), recipe.seed, divisions)
+    trials = _Trials(context, encoder, candidates, tasks, refused)
     context.watcher.say(f"trying {len(candidates)} candidates on features of {len(known.kept)} images: {count} classes")
     choice = trials.choose(folder, spent, built, len(training))
-    return choice._replace(seconds=round(built + choice.seconds, 1))
+    folds = choice.folds // divisions
+    return choice._replace(seconds=round(built + choice.seconds, 1), folds=folds, divisions=divisions)
 
 
 class _Trials:

@@ -6,7 +6,7 @@ chooses for itself, such as a shrinkage or an epoch, it chooses among the inner 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from proxymetric.closed_forms import LinearHead
-from proxymetric.data import ImageSet
 from proxymetric.data.splits import some_classes
 from proxymetric.encoders import Encoder
 from proxymetric.encoders.head import make_head
@@ -31,6 +30,7 @@ from proxymetric.runs.closed_form import (
     choose,
     fitted,
     make_folds,
+    reduced,
     scatter_of,
     start_dim,
     subset_of,
@@ -90,18 +90,6 @@ class Candidate(NamedTuple):
         return {"method": self.method} | ({} if self.start is None else {"train": {"start": self.start}})
 
 
-def joined(parts: Sequence[EmbeddedSet]) -> EmbeddedSet:
-    """Features of several sets as one set without pixels; classes of the same name are one class."""
-    names = {
-        name: number for number, name in enumerate(dict.fromkeys(n for part in parts for n in part.images.classes))
-    }
-    labels = np.concatenate(
-        [np.array([names[name] for name in part.images.classes])[part.labels.numpy()] for part in parts]
-    )
-    images = ImageSet("known classes", labels, list(names), arrays=np.empty((len(labels), 1, 1), np.uint8))
-    return EmbeddedSet(images, torch.cat([part.vectors for part in parts]), np.arange(len(labels)))
-
-
 def several_images(known: EmbeddedSet) -> np.ndarray:
     """The classes of two images or more: only they can be scored."""
     return np.flatnonzero(np.bincount(known.labels.numpy()) > 1)
@@ -112,16 +100,17 @@ def some_of(known: EmbeddedSet, seed: int) -> EmbeddedSet:
     return subset_of(known, some_classes(known.labels.numpy(), MAX_IMAGES, seed, fewest=MIN_CLASSES))
 
 
-def outer_folds(known: EmbeddedSet, seed: int) -> list[Task]:
-    """Divide the classes into folds of at least two classes that can be scored; all folds are of one division."""
+def outer_folds(known: EmbeddedSet, seed: int, divisions: int = 1) -> list[Task]:
+    """Divide the classes again and again into folds of at least two classes that can be scored."""
     labels, classes = known.labels.numpy(), several_images(known)
-    order = np.random.default_rng([seed, len(classes), 2]).permutation(classes)
     folds = min(MAX_FOLDS, len(classes) // 2)
     tasks = []
-    for number in range(folds):
-        is_scored = np.isin(labels, order[number::folds])
-        inner, scored = (subset_of(known, np.flatnonzero(mask)) for mask in (~is_scored, is_scored))
-        tasks.append(Task(inner, scored, seed))
+    for division in range(divisions):
+        order = np.random.default_rng([seed, len(classes), 2, division]).permutation(classes)
+        for number in range(folds):
+            is_scored = np.isin(labels, order[number::folds])
+            inner, scored = (subset_of(known, np.flatnonzero(mask)) for mask in (~is_scored, is_scored))
+            tasks.append(Task(inner, scored, seed))
     return tasks
 
 
@@ -139,7 +128,7 @@ class Task:
     scored: EmbeddedSet
     seed: int
     _fits: dict[str, Fit] = field(default_factory=dict)
-    _unit: tuple[EmbeddedSet, LinearHead] | None = None
+    _unit: tuple[EmbeddedSet, LinearHead | None] | None = None
     _folds: Folds | None = None
 
     def values(self, vectors: Tensor) -> Tensor:
@@ -170,23 +159,13 @@ class Task:
             limits = limits._replace(dim=limits.dim and min(limits.dim, most), most=min(limits.most, most))
             self._fits[name] = choose(name, form, self._folds, limits, TRIAL_SHRINKAGES)
         scatter = scatter_of([reduced], None if rows is None else [rows])
-        return fitted(self._fits[name], form, scatter)[1].after(*projection)
+        return fitted(self._fits[name], form, scatter, projection)[1]
 
-    def _reduced(self) -> tuple[EmbeddedSet, LinearHead]:
+    def _reduced(self) -> tuple[EmbeddedSet, LinearHead | None]:
         """The inner features of length 1 in at most `MAX_PRINCIPAL` principal directions, and the map to these."""
         if self._unit is None:
-            features = unit_features(self.inner)
-            width = features.vectors.shape[1]
-            if width <= MAX_PRINCIPAL:
-                same = LinearHead(torch.eye(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64))
-                self._unit = features, same
-            else:
-                rows = np.random.default_rng(self.seed).permutation(len(features.kept))[:MAX_PCA_IMAGES]
-                sample = features.vectors[torch.from_numpy(rows)].double()
-                mean = sample.mean(0)
-                directions = torch.linalg.svd(sample - mean, full_matrices=False)[2][:MAX_PRINCIPAL]
-                projection = LinearHead(directions, -directions @ mean)
-                self._unit = features._replace(vectors=projection(features.vectors)), projection
+            rows = np.random.default_rng(self.seed).permutation(len(self.inner.kept))[:MAX_PCA_IMAGES]
+            self._unit = reduced(unit_features(self.inner), MAX_PRINCIPAL, rows)
         return self._unit
 
 
@@ -288,5 +267,5 @@ def _set_head(encoder: Encoder, recipe: Recipe, task: Task, rows: np.ndarray) ->
     ).to(encoder.mean.device)  # fmt: skip
     encoder.dim = encoder.config["dim"] = dim
     if recipe.train.start is not None:
-        computed = task.head(recipe.train.start, recipe, rows).scaled().widened(start_dim(recipe, encoder.width))
+        computed = task.head(recipe.train.start, recipe, rows).widened(start_dim(recipe, encoder.width))
         encoder.set_head(computed.weight, computed.bias)
