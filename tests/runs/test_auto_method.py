@@ -78,13 +78,13 @@ def test_every_candidate_is_tried_and_the_choice_is_recorded(
     scores = [trial["score"] for trial in choice["trials"]]
     assert scores == sorted(scores, reverse=True)
     assert 0 < scores[-1] < scores[0] <= 1
-    assert (choice["folds"], choice["classes"]) == (3, 10)
+    assert (choice["divisions"], choice["folds"], choice["classes"]) == (2, 3, 10)
     assert choice["seconds"] >= 0 < choice["run_seconds"]
     assert read_json(done.folder / "run.json")["auto"] == choice
     assert done.result.recipe["method"] == choice["method"] == read_json(done.folder / "run.json")["said"]["method"]
     said = next(line for line in notes.said if line.startswith(f"method {choice['method']}"))
     assert choice["reason"] in said
-    assert "MAP@R on 3 folds of the known classes (10 scored): " in said
+    assert "MAP@R on 2 times 3 folds of the known classes (10 scored): " in said
     assert not list(done.folder.glob(".*.part"))
     # The run is that of the candidate by name.
     named = {"method": choice["method"]} | ({"train__start": choice["start"]} if choice["start"] else {})
@@ -237,7 +237,7 @@ def test_the_time_of_the_run_limits_the_trials_and_an_interrupted_choice_goes_on
 
     def dies(*words: Any) -> torch.Tensor:
         calls.append(words)
-        if len(calls) == 4:
+        if len(calls) == 10:  # the first division of two candidates was tried before the plan
             raise Killed
         return run_trial(*words)
 

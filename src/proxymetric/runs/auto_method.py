@@ -300,13 +300,13 @@ def choose_method(
     if (count := len(several_images(known))) < MIN_CLASSES:  # images that cannot be read
         return _too_few(recipe, count)
     candidates, refused = _allowed(recipe, FROZEN_CANDIDATES if recipe.train.frozen else LOSSES, encoder.width)
-    divisions = FROZEN_DIVISIONS if recipe.train.frozen else 1
-    tasks = outer_folds(some_of(known, recipe.seed), recipe.seed, divisions)
+    tried = some_of(known, recipe.seed)
+    divisions = range(FROZEN_DIVISIONS if recipe.train.frozen else 1)
+    tasks = [outer_folds(tried, recipe.seed, division) for division in divisions]
     trials = _Trials(context, encoder, candidates, tasks, refused)
     context.watcher.say(f"trying {len(candidates)} candidates on features of {len(known.kept)} images: {count} classes")
     choice = trials.choose(folder, spent, built, len(training))
-    folds = choice.folds // divisions
-    return choice._replace(seconds=round(built + choice.seconds, 1), folds=folds, divisions=divisions)
+    return choice._replace(seconds=round(built + choice.seconds, 1))
 
 
 class _Trials:
@@ -316,7 +316,7 @@ class _Trials:
         context: what the parts of the run share.
         encoder: its backbone made the features.
         candidates: the recipes that are tried.
-        tasks: all folds.
+        divisions: the folds of each division.
         dropped: sentences about the candidates that are not tried.
     """
 
@@ -325,10 +325,11 @@ class _Trials:
         context: RunContext,
         encoder: Encoder,
         candidates: Mapping[Candidate, Recipe],
-        tasks: list[Task],
+        divisions: list[list[Task]],
         dropped: Iterable[str],
     ) -> None:
-        self.context, self.encoder, self.tasks = context, encoder, tasks
+        self.context, self.encoder, self.divisions = context, encoder, divisions
+        self.tasks = [task for division in divisions for task in division]
         self.candidates, self.dropped = dict(candidates), list(dropped)
         self.values: dict[Candidate, list[Tensor]] = {candidate: [] for candidate in candidates}
         self.seconds = dict.fromkeys(candidates, 0.0)
@@ -349,7 +350,7 @@ class _Trials:
         plan = self._stored_plan(folder)
         if plan is None:
             for candidate in computed:
-                self._try(candidate, 1)
+                self._try(candidate, len(self.divisions[0]))
             plan = self._plan(computed, trained, spent, built, images)
             if folder is not None:
                 write_json(folder / PLAN, plan._asdict() | {"of": self._identity()})
@@ -375,11 +376,12 @@ class _Trials:
             *chosen,
             reason,
             tuple(sorted(trials, key=lambda trial: -trial.score)),
-            len(self.tasks),
+            len(self.divisions[0]),
             len(scores.queries),
             tuple(self.dropped),
             round(time.perf_counter() - started, 1),
             round(plan.run_seconds, 1),
+            len(self.divisions),
         )
 
     def _try(self, candidate: Candidate, folds: int) -> None:
@@ -388,10 +390,10 @@ class _Trials:
         for number in range(len(values), folds):
             started = time.perf_counter()
             self.context.watcher.work(f"trying {candidate}", number, folds)
+            task, division = self.tasks[number], self.divisions[number // len(self.divisions[0])]
+            others, recipe = [other for other in division if other is not task], self.candidates[candidate]
             try:
-                values.append(
-                    run_trial(self.context, self.encoder, self.candidates[candidate], self.tasks[number], self.epochs)
-                )
+                values.append(run_trial(self.context, self.encoder, recipe, task, self.epochs, others))
             except ValueError as error:
                 self.dropped.append(f"{candidate} ({error})")
                 return
@@ -401,18 +403,18 @@ class _Trials:
     def _plan(
         self, computed: list[Candidate], trained: list[Candidate], spent: float, built: float, images: int
     ) -> Plan:
-        """Which trials the time allows, from how long those of the first fold take."""
+        """Which trials the time allows, from how long those of the first division or fold take."""
         train = self.context.recipe.train
         of_closed_forms = sum(self.seconds[candidate] for candidate in computed)
-        folds = len(self.tasks)
+        divisions, folds = len(self.divisions), len(self.tasks)
         epochs = min(train.epochs, (train.patience or train.epochs) + 1)
         if train.frozen:
-            # Every report has rows of the closed forms, which try at least twice as much as a trial.
+            # Every report has rows of the closed forms, which try at least twice as much as a division.
             run_seconds, share = spent + 2 * of_closed_forms, FROZEN_SHARE
         else:
             run_seconds, share = spent + self._whole_seconds(epochs, images), WHOLE_SHARE
         of_trained = 0.0
-        if trained and folds * of_closed_forms <= share * run_seconds - built:
+        if trained and divisions * of_closed_forms <= share * run_seconds - built:
             self._try(trained[0], 1)
             of_trained = self.seconds[trained[0]]
             if train.frozen:
@@ -423,7 +425,8 @@ class _Trials:
         numbers = [len(trained), *(number for number in NUMBERS if number < len(trained))] if trained else []
         for number in numbers:
             for length in (self.epochs, math.ceil(self.epochs / 2)):
-                cost = folds * (of_closed_forms + number * COST_OF_LOSS * of_trained * length / self.epochs)
+                of_losses = folds * number * COST_OF_LOSS * of_trained * length / self.epochs
+                cost = divisions * of_closed_forms + of_losses
                 if cost <= limit:
                     return Plan(number, length, run_seconds)
         return Plan(0, self.epochs, run_seconds)  # closed forms alone: without them, there is nothing to choose

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -275,7 +275,7 @@ def choose(name: str, form: ClosedForm, folds: Folds, limits: Limits, tried: tup
         return Fit(name, 0.0, None, None, None, "")
     named = form.shrinkage if isinstance(form.shrinkage, float) else None
     shrinkages = tried if named is None else (named,)
-    numbers = _principal(name, folds.width, limits)
+    numbers = principal_numbers(name, folds.width, limits)
     if len(shrinkages) * len(numbers) == 1:
         return Fit(name, shrinkages[0], numbers[0], limits.dim, None, "as named")
     if not folds.tasks:
@@ -284,12 +284,31 @@ def choose(name: str, form: ClosedForm, folds: Folds, limits: Limits, tried: tup
     def value(shrinkage: float, principal: int) -> float:
         return _mean_score(form, shrinkage, principal, limits.dim, folds.tasks)
 
-    # The best shrinkage hardly depends on the number of directions: first the one, then the other.
-    scores = {(shrinkage, numbers[0]): value(shrinkage, numbers[0]) for shrinkage in shrinkages}
-    best = max(scores, key=scores.__getitem__)[0]
-    scores |= {(best, principal): value(best, principal) for principal in numbers[1:]}
-    best, principal = max(scores, key=scores.__getitem__)
-    return Fit(name, best, principal, limits.dim, scores[best, principal], folds.words)
+    shrinkage, principal, best = best_of(value, shrinkages, numbers)
+    return Fit(name, shrinkage, principal, limits.dim, best, folds.words)
+
+
+def best_of(
+    value: Callable[[float, int], float], shrinkages: Sequence[float], numbers: Sequence[int]
+) -> tuple[float, int, float]:
+    """The shrinkage and the number of directions with the highest value, and this value.
+
+    The best shrinkage hardly depends on the number of directions: first the one is chosen, then the other.
+
+    Args:
+        value: of a shrinkage and a number of directions.
+        shrinkages: that are tried, with the first number of directions.
+        numbers: of directions that are tried.
+
+    Example:
+        >>> best_of(lambda shrinkage, principal: shrinkage / principal, [0.1, 0.5], [4, 2, 1])
+        (0.5, 1, 0.5)
+    """
+    values = {(shrinkage, numbers[0]): value(shrinkage, numbers[0]) for shrinkage in shrinkages}
+    best = max(values, key=values.__getitem__)[0]
+    values |= {(best, principal): value(best, principal) for principal in numbers[1:]}
+    best, principal = max(values, key=values.__getitem__)
+    return best, principal, values[best, principal]
 
 
 def fitted(
@@ -443,7 +462,7 @@ def subset_of(embedded: EmbeddedSet, rows: np.ndarray) -> EmbeddedSet:
     return embedded._replace(vectors=embedded.vectors[torch.from_numpy(rows)], kept=embedded.kept[rows])
 
 
-def _principal(name: str, width: int, limits: Limits) -> list[int]:
+def principal_numbers(name: str, width: int, limits: Limits) -> list[int]:
     """The numbers of principal directions that are tried."""
     if limits.dim is not None and name != "lda":
         return [limits.dim]

@@ -1,12 +1,13 @@
 """Trials of `--method auto`: candidates on the features of a backbone, scored on folds of the known classes.
 
 A fold is a set of classes that a candidate is scored on; it learns from the other ones, the inner classes. What it
-chooses for itself, such as a shrinkage or an epoch, it chooses among the inner classes, too.
+chooses for itself, such as a shrinkage or an epoch, is never chosen by scores on the fold: a closed form takes the
+shrinkage that is best on the other folds of the division, a trained head the epoch that is best on some inner classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -14,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxymetric.closed_forms import LinearHead
+from proxymetric.closed_forms import LinearHead, Scatter
 from proxymetric.data.splits import some_classes
 from proxymetric.encoders import Encoder
 from proxymetric.encoders.head import make_head
 from proxymetric.papers import CLOSED_FORMS, closed_form
-from proxymetric.papers.closed_form import UNTRAINED
+from proxymetric.papers.closed_form import UNTRAINED, ClosedForm
 from proxymetric.runs import recipe as recipes
 from proxymetric.runs.assemble import FeatureFeed, RunContext, make_batches, make_learner
 from proxymetric.runs.closed_form import (
@@ -27,9 +28,11 @@ from proxymetric.runs.closed_form import (
     Fit,
     Folds,
     Limits,
+    best_of,
     choose,
     fitted,
     make_folds,
+    principal_numbers,
     reduced,
     scatter_of,
     start_dim,
@@ -100,17 +103,22 @@ def some_of(known: EmbeddedSet, seed: int) -> EmbeddedSet:
     return subset_of(known, some_classes(known.labels.numpy(), MAX_IMAGES, seed, fewest=MIN_CLASSES))
 
 
-def outer_folds(known: EmbeddedSet, seed: int, divisions: int = 1) -> list[Task]:
-    """Divide the classes again and again into folds of at least two classes that can be scored."""
+def outer_folds(known: EmbeddedSet, seed: int, division: int = 0) -> list[Task]:
+    """Divide the classes into folds of at least two classes that can be scored.
+
+    Args:
+        known: features of the known classes.
+        seed: of all that is drawn.
+        division: its number; each is another one.
+    """
     labels, classes = known.labels.numpy(), several_images(known)
+    order = np.random.default_rng([seed, len(classes), 2, division]).permutation(classes)
     folds = min(MAX_FOLDS, len(classes) // 2)
     tasks = []
-    for division in range(divisions):
-        order = np.random.default_rng([seed, len(classes), 2, division]).permutation(classes)
-        for number in range(folds):
-            is_scored = np.isin(labels, order[number::folds])
-            inner, scored = (subset_of(known, np.flatnonzero(mask)) for mask in (~is_scored, is_scored))
-            tasks.append(Task(inner, scored, seed))
+    for number in range(folds):
+        is_scored = np.isin(labels, order[number::folds])
+        inner, scored = (subset_of(known, np.flatnonzero(mask)) for mask in (~is_scored, is_scored))
+        tasks.append(Task(inner, scored, seed))
     return tasks
 
 
@@ -128,6 +136,8 @@ class Task:
     scored: EmbeddedSet
     seed: int
     _fits: dict[str, Fit] = field(default_factory=dict)
+    _values: dict[Fit, Tensor] = field(default_factory=dict)
+    _scatter: Scatter | None = None
     _unit: tuple[EmbeddedSet, LinearHead | None] | None = None
     _folds: Folds | None = None
 
@@ -150,16 +160,51 @@ class Task:
         """
         form = closed_form(name, recipe.loss if name == recipe.method else {})
         assert form is not None
-        reduced, projection = self._reduced()
+        features, projection = self._reduced()
         if name not in self._fits:
             if self._folds is None:
-                self._folds = make_folds(reduced, None, self.seed, _inner_folds(reduced))
-            limits = Limits.of(recipe, self.inner.vectors.shape[1])
-            most = reduced.vectors.shape[1]
-            limits = limits._replace(dim=limits.dim and min(limits.dim, most), most=min(limits.most, most))
-            self._fits[name] = choose(name, form, self._folds, limits, TRIAL_SHRINKAGES)
-        scatter = scatter_of([reduced], None if rows is None else [rows])
+                self._folds = make_folds(features, None, self.seed, _inner_folds(features))
+            self._fits[name] = choose(name, form, self._folds, self._limits(recipe), TRIAL_SHRINKAGES)
+        scatter = scatter_of([features], None if rows is None else [rows])
         return fitted(self._fits[name], form, scatter, projection)[1]
+
+    def computed_values(self, name: str, recipe: Recipe, others: Sequence[Task]) -> Tensor:
+        """MAP@R of each query of the scored classes, by a closed form that other folds choose.
+
+        Args:
+            name: of the closed form.
+            recipe: says how many dimensions it may have, and perhaps its shrinkage.
+            others: the other folds of the division. The heads that choose know classes of this fold, but are not scored
+                on them.
+        """
+        form = closed_form(name, recipe.loss if name == recipe.method else {})
+        assert form is not None
+        limits = self._limits(recipe)
+        shrinkages = (form.shrinkage,) if isinstance(form.shrinkage, float) else TRIAL_SHRINKAGES
+        width = min(min(task._reduced()[0].vectors.shape[1], len(task.inner.kept) - 1) for task in (self, *others))
+
+        def fit(shrinkage: float, principal: int) -> Fit:
+            return Fit(name, shrinkage, principal, limits.dim, None, "")
+
+        def score(shrinkage: float, principal: int) -> float:
+            return float(torch.cat([task._values_of(fit(shrinkage, principal), form) for task in others]).mean())
+
+        shrinkage, principal, _ = best_of(score, shrinkages, principal_numbers(name, width, limits))
+        return self._values_of(fit(shrinkage, principal), form)
+
+    def _values_of(self, fit: Fit, form: ClosedForm) -> Tensor:
+        """MAP@R of each query of the scored classes, by a closed form of the inner features."""
+        if fit not in self._values:
+            features, projection = self._reduced()
+            self._scatter = self._scatter or scatter_of([features])
+            head = fitted(fit, form, self._scatter, projection)[1]
+            self._values[fit] = self.values(head(unit_features(self.scored).vectors))
+        return self._values[fit]
+
+    def _limits(self, recipe: Recipe) -> Limits:
+        """Which closed forms of the reduced features are candidates."""
+        limits, most = Limits.of(recipe, self.inner.vectors.shape[1]), self._reduced()[0].vectors.shape[1]
+        return limits._replace(dim=limits.dim and min(limits.dim, most), most=min(limits.most, most))
 
     def _reduced(self) -> tuple[EmbeddedSet, LinearHead | None]:
         """The inner features of length 1 in at most `MAX_PRINCIPAL` principal directions, and the map to these."""
@@ -184,7 +229,9 @@ def tried_recipe(recipe: Recipe, candidate: Candidate) -> Recipe:
     return recipes.check(recipes.merged(recipe.changed, candidate.settings()))
 
 
-def run_trial(context: RunContext, encoder: Encoder, recipe: Recipe, task: Task, epochs: int) -> Tensor:
+def run_trial(
+    context: RunContext, encoder: Encoder, recipe: Recipe, task: Task, epochs: int, others: Sequence[Task] = ()
+) -> Tensor:
     """MAP@R of each query of a fold, by one candidate.
 
     Args:
@@ -193,12 +240,16 @@ def run_trial(context: RunContext, encoder: Encoder, recipe: Recipe, task: Task,
         recipe: of the run that the candidate would be.
         task: the fold.
         epochs: of a candidate that is trained.
+        others: the other folds of the division, which choose the shrinkage of a closed form; none: folds of the inner
+            classes do.
 
     Raises:
         ValueError: the candidate cannot learn from these images.
     """
     if recipe.method == UNTRAINED:
         return task.values(task.scored.vectors)
+    if recipe.method in CLOSED_FORMS and others:
+        return task.computed_values(recipe.method, recipe, others)
     if recipe.method in CLOSED_FORMS:
         return task.values(task.head(recipe.method, recipe)(unit_features(task.scored).vectors))
     return _train_head(context, encoder, recipe, task, epochs)
