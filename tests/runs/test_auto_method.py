@@ -18,7 +18,7 @@ from proxymetric.runs import recipe as recipes
 from proxymetric.runs.assemble import RunContext
 from proxymetric.runs.auto_method import DEFAULT_METHOD, FROZEN_CANDIDATES, LOSSES, PLAN, decide
 from proxymetric.runs.clear_gain import ClassScores
-from proxymetric.runs.closed_form import joined
+from proxymetric.runs.closed_form import Fit, joined
 from proxymetric.runs.score import EmbeddedSet
 from proxymetric.runs.trials import Candidate, outer_folds, run_trial, tried_recipe
 from proxymetric.system.files import read_json
@@ -227,6 +227,23 @@ def test_closed_forms_of_wide_features_are_tried_in_their_principal_directions(
     assert head.weight.shape[1] == 16
     reduced = task.values(head(trials.unit_features(task.scored).vectors)).mean()
     assert abs(reduced - plain) < abs(reduced - untrained) or abs(reduced - plain) < 0.05
+
+
+def test_the_other_folds_of_a_division_choose_a_shrinkage() -> None:
+    known, recipe = embedded(9, 8, 2.0), context_of().recipe
+    tasks, others = outer_folds(known, seed=0), outer_folds(known, seed=0, division=1)
+    assert {label for task in others for label in task.scored.labels.tolist()} == set(known.labels.tolist())
+    assert any(
+        set(a.scored.labels.tolist()) != set(b.scored.labels.tolist()) for a, b in zip(tasks, others, strict=True)
+    )
+    values = tasks[0].computed_values("whitening", recipe, tasks[1:])
+
+    def mean(fit: Fit) -> float:
+        return float(torch.cat([task._values[fit] for task in tasks[1:]]).mean())
+
+    best = max(tasks[1]._values, key=mean)
+    torch.testing.assert_close(values, tasks[0]._values[best])
+    assert len(tasks[0]._values) == 1, "no other head is scored on the fold"
 
 
 def test_the_time_of_the_run_limits_the_trials_and_an_interrupted_choice_goes_on_with_them(

@@ -19,7 +19,16 @@ from proxymetric.encoders import Encoder
 from proxymetric.features.cache import cached_features
 from proxymetric.papers import CLOSED_FORMS, closed_form
 from proxymetric.runs import recipe as recipes
-from proxymetric.runs.closed_form import FALLBACK_SHRINKAGE, Limits, choose, make_folds
+from proxymetric.runs.closed_form import (
+    FALLBACK_SHRINKAGE,
+    Fit,
+    Limits,
+    choose,
+    fitted,
+    make_folds,
+    reduced,
+    scatter_of,
+)
 from proxymetric.runs.evaluation_set import evaluation_set
 from proxymetric.runs.report import remake_report
 from proxymetric.runs.score import EmbeddedSet
@@ -330,6 +339,25 @@ def test_the_choice_is_the_best_shrinkage_and_then_the_best_number_of_directions
     assert len(set(first.values())) > 4
     assert (fit.shrinkage, fit.principal) == (shrinkage, max(second, key=second.__getitem__))
     assert fit.score == pytest.approx(max(second.values()), abs=1e-6)
+
+
+@pytest.mark.parametrize(("images", "classes"), [(30, 5), (1200, 40)])
+def test_a_closed_form_of_reduced_features_is_that_of_all_features(images, classes, monkeypatch):
+    known = embedded(0, classes, images // classes, width=48)
+    monkeypatch.setattr("proxymetric.runs.closed_form.MAX_SVD_IMAGES", 100)
+    narrow, projection = reduced(known, 16)
+    assert narrow.vectors.shape == (images, 16)
+    for name in ("whitening", "lda"):
+        fit, form = Fit(name, 0.3, 12, None, None, ""), closed_form(name)
+        wide = fitted(fit, form, scatter_of([known]))[1](known.vectors)
+        other = fitted(fit, form, scatter_of([narrow]), projection)[1](known.vectors)
+        torch.testing.assert_close(
+            other @ other.T, wide @ wide.T, atol=1e-3 * float((wide @ wide.T).abs().max()), rtol=0
+        )
+    broken = known._replace(vectors=known.vectors.index_fill(0, torch.tensor([3]), float("nan")))
+    with pytest.raises(ValueError, match="features: got NaN or infinity, first in row 3"):
+        reduced(broken, 16)
+    assert reduced(known, 48) == (known, None)
 
 
 @pytest.mark.parametrize("name", CLOSED_FORMS)

@@ -35,6 +35,9 @@ DIVISORS = (1, 2, 4)
 MAX_PRINCIPAL = 512
 MAX_SVD_IMAGES = 1_000
 """the principal directions of more images come from their covariance"""
+MAX_REDUCED = 1_024
+"""directions to which wider features are reduced first. These come from the images of all folds: a head that could keep
+no others would have directions of the images that it is scored on, and too large a shrinkage would be chosen"""
 MIN_PRINCIPAL = 16
 """fewer directions are only tried if there are no more"""
 MIN_HELD_OUT_CLASSES = 10
@@ -446,7 +449,7 @@ def _computed(
     """
     started, projection, folds = time.process_time(), None, Folds([], "", known.vectors.shape[1])
     if UNTRAINED not in forms:
-        known, projection = reduced(known, max(MAX_PRINCIPAL, limits.most))
+        known, projection = reduced(known, max(MAX_REDUCED, limits.most))
         if chosen is None:
             folds = make_folds(known, None if others is None else projected(others, projection), context.recipe.seed)
     scatter, computed = scatter_of([known]), []

@@ -24,7 +24,7 @@ from proxymetric.papers.closed_form import UNTRAINED, ClosedForm
 from proxymetric.runs import recipe as recipes
 from proxymetric.runs.assemble import FeatureFeed, RunContext, make_batches, make_learner
 from proxymetric.runs.closed_form import (
-    MAX_PRINCIPAL,
+    MAX_REDUCED,
     Fit,
     Folds,
     Limits,
@@ -53,7 +53,7 @@ MAX_FOLDS = 4
 MAX_IMAGES = 4_000
 """whole classes are left out of the trials beyond this number"""
 MAX_PCA_IMAGES = 1_000
-"""images that give the principal directions of features of more than `MAX_PRINCIPAL` dimensions"""
+"""images that give the principal directions of features of more than `MAX_REDUCED` dimensions"""
 TRIAL_SHRINKAGES = (0.1, 0.3, 0.7)
 """a closed form chooses among fewer shrinkages than in a run, which costs less than half"""
 INNER_FOLDS, FEWER_FOLDS = 3, 2
@@ -207,10 +207,10 @@ class Task:
         return limits._replace(dim=limits.dim and min(limits.dim, most), most=min(limits.most, most))
 
     def _reduced(self) -> tuple[EmbeddedSet, LinearHead | None]:
-        """The inner features of length 1 in at most `MAX_PRINCIPAL` principal directions, and the map to these."""
+        """The inner features of length 1 in at most `MAX_REDUCED` principal directions, and the map to these."""
         if self._unit is None:
             rows = np.random.default_rng(self.seed).permutation(len(self.inner.kept))[:MAX_PCA_IMAGES]
-            self._unit = reduced(unit_features(self.inner), MAX_PRINCIPAL, rows)
+            self._unit = reduced(unit_features(self.inner), MAX_REDUCED, rows)
         return self._unit
 
 
