@@ -221,7 +221,7 @@ def test_closed_forms_of_wide_features_are_tried_in_their_principal_directions(
     recipe = tried_recipe(context_of().recipe, Candidate("whitening"))
     plain = task.values(task.head("whitening", recipe)(trials.unit_features(task.scored).vectors)).mean()
     untrained = task.values(task.scored.vectors).mean()
-    monkeypatch.setattr(trials, "MAX_PRINCIPAL", 10)
+    monkeypatch.setattr(trials, "MAX_REDUCED", 10)
     (task, *_) = outer_folds(embedded(9, 8, 2.0), seed=0)
     head = task.head("whitening", recipe)
     assert head.weight.shape[1] == 16

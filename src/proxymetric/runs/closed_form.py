@@ -33,8 +33,6 @@ FALLBACK_SHRINKAGE = 0.5
 DIVISORS = (1, 2, 4)
 """all principal directions, half of them and a quarter of them are tried"""
 MAX_PRINCIPAL = 512
-MAX_SVD_IMAGES = 1_000
-"""the principal directions of more images come from their covariance"""
 MAX_REDUCED = 1_024
 """directions to which wider features are reduced first. These come from the images of all folds: a head that could keep
 no others would have directions of the images that it is scored on, and too large a shrinkage would be chosen"""
@@ -185,9 +183,10 @@ def joined(parts: Sequence[EmbeddedSet]) -> EmbeddedSet:
 
 
 def reduced(known: EmbeddedSet, most: int, rows: np.ndarray | None = None) -> tuple[EmbeddedSet, LinearHead | None]:
-    """Features in their leading principal directions, and the map to these; None if they are not wider.
+    """Wide features in fewer directions, and the map to these; None if they are not wider than `most`.
 
-    A closed form of K principal directions is the same on these features if K <= `most`, and costs far less.
+    The directions are the principal ones, or a basis of features that are few: a closed form of K principal directions
+    is the same on these features if K <= `most`, and costs far less.
 
     Args:
         known: the features.
@@ -203,8 +202,8 @@ def reduced(known: EmbeddedSet, most: int, rows: np.ndarray | None = None) -> tu
     features = (known.vectors if rows is None else known.vectors[torch.from_numpy(rows)]).double()
     mean = features.mean(0)
     features = features - mean
-    if len(features) <= MAX_SVD_IMAGES:
-        directions = torch.linalg.svd(features, full_matrices=False)[2][:most]
+    if len(features) <= most:
+        directions = torch.linalg.qr(features.T)[0].T  # all directions that so few features have
     else:
         directions = eigenvectors(features.T @ features)[1][:most]
     projection = LinearHead(directions, -directions @ mean)
