@@ -30,7 +30,8 @@ from proxymetric.encoders import Encoder
 from proxymetric.runs import recipe as recipes
 from proxymetric.runs.assemble import RunContext, embed_features, make_encoder, open_split
 from proxymetric.runs.auto_method import FROZEN_CANDIDATES, choose_method
-from proxymetric.runs.trials import Candidate, Task, joined, run_trial, tried_recipe
+from proxymetric.runs.closed_form import joined
+from proxymetric.runs.trials import Candidate, Task, run_trial, tried_recipe
 from proxymetric.system.watcher import Silent
 from proxymetric.training.process_group import ProcessGroup
 
@@ -145,7 +146,7 @@ def measured(table: Path, settings: dict[str, Any], auto: dict[str, Any], encode
     chosen = Candidate(auto["method"], auto["start"])
     scores = unseen_scores(table, settings, list(dict.fromkeys([*COMPARED, *tried, chosen])), encoder)
     best = max(scores, key=scores.__getitem__)
-    names = ("reason", "folds", "dropped", "score of the run", *COSTS)
+    names = ("reason", "folds", "divisions", "dropped", "score of the run", *COSTS)
     return {
         "chosen": str(chosen),
         "best": best,

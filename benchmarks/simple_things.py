@@ -13,8 +13,9 @@ on three quarters of the known classes and scored on the fourth, over four such 
 that it could be: the best of the untrained backbone, whitening and LDA on these folds. Differences are paired by query;
 intervals are a bootstrap over classes, in which a class counts once, whatever the splits and backbones that scored it.
 
-Features come from the feature cache. WORK keeps each finished split, so that a killed run continues; results go to
-results/simple-things.json. `frozen_defaults.py` asks the same sets which default of `train --frozen` would be better.
+Features come from the feature cache. WORK keeps each finished split, so that a killed run continues. With --earlier,
+all rows but `train --frozen` are those of an earlier WORK. Results go to results/simple-things.json.
+`frozen_defaults.py` asks the same sets which default of `train --frozen` would be better.
 """
 
 from __future__ import annotations
@@ -335,14 +336,29 @@ def file_of(work: Path, folder: Path, backbone: Backbone, seed: int) -> Path:
     return work / f"{folder.name} {backbone.name} {seed}.pt"
 
 
-def split_of(folder: Path, backbone: Backbone, seed: int, methods: dict[str, str | None], work: Path) -> dict[str, Any]:
-    """One split of a set with a backbone, measured now or by an earlier process."""
+def split_of(
+    folder: Path, backbone: Backbone, seed: int, methods: dict[str, str | None], work: Path, earlier: Path | None = None
+) -> dict[str, Any]:
+    """One split of a set with a backbone, measured now or by an earlier process.
+
+    Args:
+        folder: of the set.
+        backbone: its features are used.
+        seed: of the split.
+        methods: row -> the method that is trained.
+        work: where finished splits are kept.
+        earlier: those of an earlier commit, of which all rows but `DEFAULT` are taken.
+    """
     file = file_of(work, folder, backbone, seed)
     if file.is_file():
         return torch.load(file, weights_only=True)
     images = open_data(folder)
-    at, pixels = (task(embedded, seed) for embedded in (features_of(images, backbone), pixels_of(images)))
-    found = measured(at, pixels, backbone, methods, work)
+    at = task(features_of(images, backbone), seed)
+    if earlier is None:
+        found = measured(at, task(pixels_of(images), seed), backbone, methods, work)
+    else:
+        found = torch.load(file_of(earlier, folder, backbone, seed), weights_only=True)
+        found["rows"][DEFAULT] = scores(at.unseen, trained(None, at.known, seed, backbone, work))
     temporary = file.with_suffix(".part")
     torch.save(found, temporary)
     temporary.replace(file)
@@ -355,6 +371,7 @@ def main() -> None:
     parser.add_argument("sets", type=Path, nargs="+", help="folders of class folders")
     parser.add_argument("--backbone", type=Backbone.of, action="append", required=True, metavar="NAME[=FILE]")
     parser.add_argument("--work", type=Path, required=True, help="folder for finished splits")
+    parser.add_argument("--earlier", type=Path, help="WORK of an earlier commit: its rows are kept, but the default's")
     parser.add_argument("--splits", type=int, default=SPLITS)
     parser.add_argument("--finished", action="store_true", help="only the splits that WORK has, to look at a long run")
     parser.add_argument("--without-default", action="store_true", help="leave the row out that chooses its method")
@@ -363,6 +380,7 @@ def main() -> None:
     words.work.mkdir(parents=True, exist_ok=True)
     methods: dict[str, str | None] = {TRAINED: "proxy-anchor"} | ({} if words.without_default else {DEFAULT: None})
     record = common.about("simple_things", "cpu") | {"splits": words.splits, "sets": {}, "cells": {}}
+    record |= {"measured": "all rows" if words.earlier is None else DEFAULT}
     cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for folder in words.sets:
         images = open_data(folder)
@@ -370,7 +388,8 @@ def main() -> None:
         for backbone in words.backbone:
             files = {seed: file_of(words.work, folder, backbone, seed) for seed in range(words.splits)}
             seeds = [seed for seed, file in files.items() if file.is_file() or not words.finished]
-            splits = [with_closed_form(split_of(folder, backbone, seed, methods, words.work)) for seed in seeds]
+            made = (split_of(folder, backbone, seed, methods, words.work, words.earlier) for seed in seeds)
+            splits = [with_closed_form(split) for split in made]
             if not splits:
                 continue
             cells[folder.name, backbone.name] = splits

@@ -18,8 +18,9 @@ from proxymetric.runs import recipe as recipes
 from proxymetric.runs.assemble import RunContext
 from proxymetric.runs.auto_method import DEFAULT_METHOD, FROZEN_CANDIDATES, LOSSES, PLAN, decide
 from proxymetric.runs.clear_gain import ClassScores
+from proxymetric.runs.closed_form import Fit, joined
 from proxymetric.runs.score import EmbeddedSet
-from proxymetric.runs.trials import Candidate, joined, outer_folds, run_trial, tried_recipe
+from proxymetric.runs.trials import Candidate, outer_folds, run_trial, tried_recipe
 from proxymetric.system.files import read_json
 from proxymetric.system.watcher import Silent
 from proxymetric.training.process_group import ProcessGroup
@@ -77,13 +78,13 @@ def test_every_candidate_is_tried_and_the_choice_is_recorded(
     scores = [trial["score"] for trial in choice["trials"]]
     assert scores == sorted(scores, reverse=True)
     assert 0 < scores[-1] < scores[0] <= 1
-    assert (choice["folds"], choice["classes"]) == (3, 10)
+    assert (choice["divisions"], choice["folds"], choice["classes"]) == (2, 3, 10)
     assert choice["seconds"] >= 0 < choice["run_seconds"]
     assert read_json(done.folder / "run.json")["auto"] == choice
     assert done.result.recipe["method"] == choice["method"] == read_json(done.folder / "run.json")["said"]["method"]
     said = next(line for line in notes.said if line.startswith(f"method {choice['method']}"))
     assert choice["reason"] in said
-    assert "MAP@R on 3 folds of the known classes (10 scored): " in said
+    assert "MAP@R on 2 times 3 folds of the known classes (10 scored): " in said
     assert not list(done.folder.glob(".*.part"))
     # The run is that of the candidate by name.
     named = {"method": choice["method"]} | ({"train__start": choice["start"]} if choice["start"] else {})
@@ -220,12 +221,29 @@ def test_closed_forms_of_wide_features_are_tried_in_their_principal_directions(
     recipe = tried_recipe(context_of().recipe, Candidate("whitening"))
     plain = task.values(task.head("whitening", recipe)(trials.unit_features(task.scored).vectors)).mean()
     untrained = task.values(task.scored.vectors).mean()
-    monkeypatch.setattr(trials, "MAX_PRINCIPAL", 10)
+    monkeypatch.setattr(trials, "MAX_REDUCED", 10)
     (task, *_) = outer_folds(embedded(9, 8, 2.0), seed=0)
     head = task.head("whitening", recipe)
     assert head.weight.shape[1] == 16
     reduced = task.values(head(trials.unit_features(task.scored).vectors)).mean()
     assert abs(reduced - plain) < abs(reduced - untrained) or abs(reduced - plain) < 0.05
+
+
+def test_the_other_folds_of_a_division_choose_a_shrinkage() -> None:
+    known, recipe = embedded(9, 8, 2.0), context_of().recipe
+    tasks, others = outer_folds(known, seed=0), outer_folds(known, seed=0, division=1)
+    assert {label for task in others for label in task.scored.labels.tolist()} == set(known.labels.tolist())
+    assert any(
+        set(a.scored.labels.tolist()) != set(b.scored.labels.tolist()) for a, b in zip(tasks, others, strict=True)
+    )
+    values = tasks[0].computed_values("whitening", recipe, tasks[1:])
+
+    def mean(fit: Fit) -> float:
+        return float(torch.cat([task._values[fit] for task in tasks[1:]]).mean())
+
+    best = max(tasks[1]._values, key=mean)
+    torch.testing.assert_close(values, tasks[0]._values[best])
+    assert len(tasks[0]._values) == 1, "no other head is scored on the fold"
 
 
 def test_the_time_of_the_run_limits_the_trials_and_an_interrupted_choice_goes_on_with_them(
@@ -236,7 +254,7 @@ def test_the_time_of_the_run_limits_the_trials_and_an_interrupted_choice_goes_on
 
     def dies(*words: Any) -> torch.Tensor:
         calls.append(words)
-        if len(calls) == 4:
+        if len(calls) == 10:  # the first division of two candidates was tried before the plan
             raise Killed
         return run_trial(*words)
 

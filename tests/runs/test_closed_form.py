@@ -19,7 +19,16 @@ from proxymetric.encoders import Encoder
 from proxymetric.features.cache import cached_features
 from proxymetric.papers import CLOSED_FORMS, closed_form
 from proxymetric.runs import recipe as recipes
-from proxymetric.runs.closed_form import FALLBACK_SHRINKAGE, Limits, choose, make_folds
+from proxymetric.runs.closed_form import (
+    FALLBACK_SHRINKAGE,
+    Fit,
+    Limits,
+    choose,
+    fitted,
+    make_folds,
+    reduced,
+    scatter_of,
+)
 from proxymetric.runs.evaluation_set import evaluation_set
 from proxymetric.runs.report import remake_report
 from proxymetric.runs.score import EmbeddedSet
@@ -82,7 +91,7 @@ def embedded(seed: int, classes: int, images: int = 6, width: int = 20, signal: 
 
 def test_whitening_is_the_closed_form_on_all_known_classes(whitened, letters):
     done, said = whitened
-    fit, recipe = done.result.closed_form, done.result.recipe
+    fit, recipe = done.result.refit["closed_form"], done.result.recipe
     assert (recipe["train"]["frozen"], recipe["train"]["refit"]) == (True, True)
     assert recipe["encoder"]["normalise_features"]
     (nothing,) = (line for line in said if line.startswith("whitening: nothing is trained"))
@@ -92,6 +101,7 @@ def test_whitening_is_the_closed_form_on_all_known_classes(whitened, letters):
     images = open_data(letters)
     known = split(images, 0.0, 0.3, 0).train
     assert (fit["images"], fit["classes"]) == (len(known), len(known.classes)), "held-out classes included"
+    assert fit["chosen_on"] == f"chosen on 4 folds of the {len(known.classes)} training classes"
     model = pm.load(done.folder, device="cpu")
     features = cached_features(model.encoder, known, model.view).vectors.double().numpy()
     features /= np.linalg.norm(features, axis=1, keepdims=True)
@@ -329,6 +339,24 @@ def test_the_choice_is_the_best_shrinkage_and_then_the_best_number_of_directions
     assert len(set(first.values())) > 4
     assert (fit.shrinkage, fit.principal) == (shrinkage, max(second, key=second.__getitem__))
     assert fit.score == pytest.approx(max(second.values()), abs=1e-6)
+
+
+@pytest.mark.parametrize(("images", "classes"), [(30, 5), (1200, 40)])
+def test_a_closed_form_of_reduced_features_is_that_of_all_features(images, classes):
+    known = embedded(0, classes, images // classes, width=48)
+    narrow, projection = reduced(known, 32)
+    assert narrow.vectors.shape == (images, min(images, 32))
+    for name in ("whitening", "lda"):
+        fit, form = Fit(name, 0.3, 12, None, None, ""), closed_form(name)
+        wide = fitted(fit, form, scatter_of([known]))[1](known.vectors)
+        other = fitted(fit, form, scatter_of([narrow]), projection)[1](known.vectors)
+        torch.testing.assert_close(
+            other @ other.T, wide @ wide.T, atol=1e-3 * float((wide @ wide.T).abs().max()), rtol=0
+        )
+    broken = known._replace(vectors=known.vectors.index_fill(0, torch.tensor([3]), float("nan")))
+    with pytest.raises(ValueError, match="features: got NaN or infinity, first in row 3"):
+        reduced(broken, 32)
+    assert reduced(known, 48) == (known, None)
 
 
 @pytest.mark.parametrize("name", CLOSED_FORMS)

@@ -12,6 +12,24 @@ BLOCK_ROWS = 4096
 """features that are converted to float64 at once"""
 
 
+def check_finite(features: Tensor, start: int = 0) -> None:
+    """Refuse features (N, F) that are not finite numbers.
+
+    Args:
+        features: a block of them.
+        start: the row of the first one.
+
+    Raises:
+        ValueError: a feature is not finite.
+    """
+    broken = (~features.isfinite().all(1)).nonzero().flatten()
+    if len(broken):
+        raise ValueError(
+            f"features: got NaN or infinity, first in row {start + int(broken[0])}, expected finite numbers; the "
+            "weights of the backbone are damaged, or it overflows"
+        )
+
+
 class Scatter:
     """Sums over labelled features x_i, (F,), in float64: one pass, blocks in any order.
 
@@ -57,12 +75,7 @@ class Scatter:
             self.__dict__.pop(name, None)  # made from earlier sums
         for start in range(0, len(features), BLOCK_ROWS):
             rows = features[start : start + BLOCK_ROWS].detach().double().cpu()
-            broken = (~rows.isfinite().all(1)).nonzero().flatten()
-            if len(broken):
-                raise ValueError(
-                    f"features: got NaN or infinity, first in row {start + int(broken[0])}, expected finite numbers; "
-                    "the weights of the backbone are damaged, or it overflows"
-                )
+            check_finite(rows, start)
             classes = labels[start : start + BLOCK_ROWS].long().cpu()
             self.counts += torch.bincount(classes, minlength=len(self.counts))
             self.sums.index_add_(0, classes, rows)

@@ -1,8 +1,14 @@
 """`--method auto`: try candidates on cached features of the known classes, and choose one.
 
 The backbone is not trained in a trial. The known classes, held-out ones included, are divided into folds
-(`runs.trials`): each candidate learns from the other classes and is scored on the fold, by MAP@R of each query. A
-simple candidate is taken unless another one is clearly better (`runs.clear_gain`).
+(`runs.trials`): each candidate learns from the other classes and is scored on the fold, by MAP@R of each query. Which
+of two similar candidates is higher often depends on the division. A run with a frozen backbone therefore makes D = 2
+of them, any other run one:
+
+``m = 1 / (D N) * sum_d sum_i MAP@R(i, d)``
+
+where i is one of N queries, and d the division whose fold scored it. A simple candidate is taken unless another one is
+clearly better (`runs.clear_gain`).
 
 A run with a frozen backbone can be any candidate: the untrained backbone and the closed forms, which are simple, or a
 trained head. A run that trains the backbone chooses among losses only, because no trial says what the network gains.
@@ -27,6 +33,7 @@ from proxymetric.data import ImageSet
 from proxymetric.encoders import Encoder
 from proxymetric.runs.assemble import RunContext, embed_features, make_encoder
 from proxymetric.runs.clear_gain import LEAST_GAIN, ClassScores, keep_simple
+from proxymetric.runs.closed_form import joined
 from proxymetric.runs.defaults import is_pretrained
 from proxymetric.runs.recipe import Recipe
 from proxymetric.runs.time_on_cpu import TRAINING_COST, pass_seconds
@@ -36,7 +43,6 @@ from proxymetric.runs.trials import (
     MIN_CLASSES,
     Candidate,
     Task,
-    joined,
     outer_folds,
     run_trial,
     several_images,
@@ -68,6 +74,8 @@ LEAST_GAIN_OF_LOSS = 0.03
 """MAP@R that another loss must gain on features if the run trains the backbone, too. The order of the methods then
 changes: on CUB, multi-similarity is above Proxy-Anchor on features (held-out classes), and below it once the whole
 network is trained (studies/auto.toml). On features of drawn characters it gains more than this."""
+FROZEN_DIVISIONS = 2
+"""into folds, whose scores are averaged"""
 FROZEN_SHARE, WHOLE_SHARE = 0.3, 0.1
 """the time of the trials, as a share of that of the run; features do not count"""
 NUMBERS = (4, 2, 1)
@@ -102,8 +110,9 @@ class Choice(NamedTuple):
         start: the closed form that its head starts from; None: as in the recipe.
         reason: a sentence.
         trials: the candidates that were tried, the best first; empty if there was nothing to compare them on.
-        folds: number of folds that they were scored on.
+        folds: number of folds of a division of the classes.
         classes: that were scored in these folds.
+        divisions: into folds, over which the scores are means.
         dropped: sentences about what was not tried.
         seconds: how long the trials took, with an encoder that is built for them and without features.
         run_seconds: how long the run takes at least without the trials and without features, as estimated before.
@@ -118,6 +127,7 @@ class Choice(NamedTuple):
     dropped: tuple[str, ...] = ()
     seconds: float = 0.0
     run_seconds: float = 0.0
+    divisions: int = 1
 
     def as_dict(self) -> dict[str, Any]:
         """The entry `auto` of `run.json` and `result.json`."""
@@ -172,7 +182,9 @@ def describe_trials(choice: Mapping[str, Any]) -> str:
     if "folds" not in choice:  # a result of an earlier version
         return f"{METRIC} of the methods that were tried on features, on held-out classes: {scores}"
     dropped = f"; not tried: {'; '.join(choice['dropped'])}" if choice["dropped"] else ""
-    return f"{METRIC} on {choice['folds']} folds of the known classes ({choice['classes']} scored): {scores}{dropped}"
+    divisions = choice.get("divisions", 1)
+    folds = f"{choice['folds']} folds" if divisions == 1 else f"{divisions} times {choice['folds']} folds"
+    return f"{METRIC} on {folds} of the known classes ({choice['classes']} scored): {scores}{dropped}"
 
 
 def without_auto(raw: dict[str, Any]) -> dict[str, Any]:
@@ -288,7 +300,10 @@ def choose_method(
     if (count := len(several_images(known))) < MIN_CLASSES:  # images that cannot be read
         return _too_few(recipe, count)
     candidates, refused = _allowed(recipe, FROZEN_CANDIDATES if recipe.train.frozen else LOSSES, encoder.width)
-    trials = _Trials(context, encoder, candidates, outer_folds(some_of(known, recipe.seed), recipe.seed), refused)
+    tried = some_of(known, recipe.seed)
+    divisions = range(FROZEN_DIVISIONS if recipe.train.frozen else 1)
+    tasks = [outer_folds(tried, recipe.seed, division) for division in divisions]
+    trials = _Trials(context, encoder, candidates, tasks, refused)
     context.watcher.say(f"trying {len(candidates)} candidates on features of {len(known.kept)} images: {count} classes")
     choice = trials.choose(folder, spent, built, len(training))
     return choice._replace(seconds=round(built + choice.seconds, 1))
@@ -301,7 +316,7 @@ class _Trials:
         context: what the parts of the run share.
         encoder: its backbone made the features.
         candidates: the recipes that are tried.
-        tasks: all folds.
+        divisions: the folds of each division.
         dropped: sentences about the candidates that are not tried.
     """
 
@@ -310,10 +325,11 @@ class _Trials:
         context: RunContext,
         encoder: Encoder,
         candidates: Mapping[Candidate, Recipe],
-        tasks: list[Task],
+        divisions: list[list[Task]],
         dropped: Iterable[str],
     ) -> None:
-        self.context, self.encoder, self.tasks = context, encoder, tasks
+        self.context, self.encoder, self.divisions = context, encoder, divisions
+        self.tasks = [task for division in divisions for task in division]
         self.candidates, self.dropped = dict(candidates), list(dropped)
         self.values: dict[Candidate, list[Tensor]] = {candidate: [] for candidate in candidates}
         self.seconds = dict.fromkeys(candidates, 0.0)
@@ -334,7 +350,7 @@ class _Trials:
         plan = self._stored_plan(folder)
         if plan is None:
             for candidate in computed:
-                self._try(candidate, 1)
+                self._try(candidate, len(self.divisions[0]))
             plan = self._plan(computed, trained, spent, built, images)
             if folder is not None:
                 write_json(folder / PLAN, plan._asdict() | {"of": self._identity()})
@@ -360,11 +376,12 @@ class _Trials:
             *chosen,
             reason,
             tuple(sorted(trials, key=lambda trial: -trial.score)),
-            len(self.tasks),
+            len(self.divisions[0]),
             len(scores.queries),
             tuple(self.dropped),
             round(time.perf_counter() - started, 1),
             round(plan.run_seconds, 1),
+            len(self.divisions),
         )
 
     def _try(self, candidate: Candidate, folds: int) -> None:
@@ -373,10 +390,10 @@ class _Trials:
         for number in range(len(values), folds):
             started = time.perf_counter()
             self.context.watcher.work(f"trying {candidate}", number, folds)
+            task, division = self.tasks[number], self.divisions[number // len(self.divisions[0])]
+            others, recipe = [other for other in division if other is not task], self.candidates[candidate]
             try:
-                values.append(
-                    run_trial(self.context, self.encoder, self.candidates[candidate], self.tasks[number], self.epochs)
-                )
+                values.append(run_trial(self.context, self.encoder, recipe, task, self.epochs, others))
             except ValueError as error:
                 self.dropped.append(f"{candidate} ({error})")
                 return
@@ -386,18 +403,18 @@ class _Trials:
     def _plan(
         self, computed: list[Candidate], trained: list[Candidate], spent: float, built: float, images: int
     ) -> Plan:
-        """Which trials the time allows, from how long those of the first fold take."""
+        """Which trials the time allows, from how long those of the first division or fold take."""
         train = self.context.recipe.train
         of_closed_forms = sum(self.seconds[candidate] for candidate in computed)
-        folds = len(self.tasks)
+        divisions, folds = len(self.divisions), len(self.tasks)
         epochs = min(train.epochs, (train.patience or train.epochs) + 1)
         if train.frozen:
-            # Every report has rows of the closed forms, which try at least twice as much as a trial.
+            # Every report has rows of the closed forms, which try at least twice as much as a division.
             run_seconds, share = spent + 2 * of_closed_forms, FROZEN_SHARE
         else:
             run_seconds, share = spent + self._whole_seconds(epochs, images), WHOLE_SHARE
         of_trained = 0.0
-        if trained and folds * of_closed_forms <= share * run_seconds - built:
+        if trained and divisions * of_closed_forms <= share * run_seconds - built:
             self._try(trained[0], 1)
             of_trained = self.seconds[trained[0]]
             if train.frozen:
@@ -408,7 +425,8 @@ class _Trials:
         numbers = [len(trained), *(number for number in NUMBERS if number < len(trained))] if trained else []
         for number in numbers:
             for length in (self.epochs, math.ceil(self.epochs / 2)):
-                cost = folds * (of_closed_forms + number * COST_OF_LOSS * of_trained * length / self.epochs)
+                of_losses = folds * number * COST_OF_LOSS * of_trained * length / self.epochs
+                cost = divisions * of_closed_forms + of_losses
                 if cost <= limit:
                     return Plan(number, length, run_seconds)
         return Plan(0, self.epochs, run_seconds)  # closed forms alone: without them, there is nothing to choose

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from proxymetric.closed_forms import LinearHead, Scatter
+from proxymetric.closed_forms.scatter import check_finite, eigenvectors
 from proxymetric.core.normalisation import unit
 from proxymetric.data import ImageSet
 from proxymetric.data.splits import some_classes
@@ -32,6 +33,9 @@ FALLBACK_SHRINKAGE = 0.5
 DIVISORS = (1, 2, 4)
 """all principal directions, half of them and a quarter of them are tried"""
 MAX_PRINCIPAL = 512
+MAX_REDUCED = 1_024
+"""directions to which wider features are reduced first. These come from the images of all folds: a head that could keep
+no others would have directions of the images that it is scored on, and too large a shrinkage would be chosen"""
 MIN_PRINCIPAL = 16
 """fewer directions are only tried if there are no more"""
 MIN_HELD_OUT_CLASSES = 10
@@ -165,6 +169,52 @@ def unit_features(embedded: EmbeddedSet) -> EmbeddedSet:
     return embedded._replace(vectors=unit(embedded.vectors.float()))
 
 
+def joined(parts: Sequence[EmbeddedSet]) -> EmbeddedSet:
+    """Features of several sets as one set without pixels; classes of the same name are one class.
+
+    The classes are sorted by name, so that a division into folds does not depend on which of them were held out.
+    """
+    names = {name: number for number, name in enumerate(sorted({name for p in parts for name in p.images.classes}))}
+    labels = np.concatenate(
+        [np.array([names[name] for name in part.images.classes])[part.labels.numpy()] for part in parts]
+    )
+    images = ImageSet("known classes", labels, list(names), arrays=np.empty((len(labels), 1, 1), np.uint8))
+    return EmbeddedSet(images, torch.cat([part.vectors for part in parts]), np.arange(len(labels)))
+
+
+def reduced(known: EmbeddedSet, most: int, rows: np.ndarray | None = None) -> tuple[EmbeddedSet, LinearHead | None]:
+    """Wide features in fewer directions, and the map to these; None if they are not wider than `most`.
+
+    The directions are the principal ones, or a basis of features that are few: a closed form of K principal directions
+    is the same on these features if K <= `most`, and costs far less.
+
+    Args:
+        known: the features.
+        most: the number of directions.
+        rows: the features that give the directions; None: all.
+
+    Raises:
+        ValueError: a feature is not finite.
+    """
+    if known.vectors.shape[1] <= most:
+        return known, None
+    check_finite(known.vectors)
+    features = (known.vectors if rows is None else known.vectors[torch.from_numpy(rows)]).double()
+    mean = features.mean(0)
+    features = features - mean
+    if len(features) <= most:
+        directions = torch.linalg.qr(features.T)[0].T  # all directions that so few features have
+    else:
+        directions = eigenvectors(features.T @ features)[1][:most]
+    projection = LinearHead(directions, -directions @ mean)
+    return projected(known, projection), projection
+
+
+def projected(embedded: EmbeddedSet, projection: LinearHead | None) -> EmbeddedSet:
+    """A set with its features in the directions of a projection; None: as they are."""
+    return embedded if projection is None else embedded._replace(vectors=projection(embedded.vectors))
+
+
 def scatter_of(parts: Sequence[EmbeddedSet], rows: Sequence[np.ndarray] | None = None) -> Scatter:
     """The sums over embedded sets; classes of the same name are one class.
 
@@ -227,7 +277,7 @@ def choose(name: str, form: ClosedForm, folds: Folds, limits: Limits, tried: tup
         return Fit(name, 0.0, None, None, None, "")
     named = form.shrinkage if isinstance(form.shrinkage, float) else None
     shrinkages = tried if named is None else (named,)
-    numbers = _principal(name, folds.width, limits)
+    numbers = principal_numbers(name, folds.width, limits)
     if len(shrinkages) * len(numbers) == 1:
         return Fit(name, shrinkages[0], numbers[0], limits.dim, None, "as named")
     if not folds.tasks:
@@ -236,16 +286,43 @@ def choose(name: str, form: ClosedForm, folds: Folds, limits: Limits, tried: tup
     def value(shrinkage: float, principal: int) -> float:
         return _mean_score(form, shrinkage, principal, limits.dim, folds.tasks)
 
-    # The best shrinkage hardly depends on the number of directions: first the one, then the other.
-    scores = {(shrinkage, numbers[0]): value(shrinkage, numbers[0]) for shrinkage in shrinkages}
-    best = max(scores, key=scores.__getitem__)[0]
-    scores |= {(best, principal): value(best, principal) for principal in numbers[1:]}
-    best, principal = max(scores, key=scores.__getitem__)
-    return Fit(name, best, principal, limits.dim, scores[best, principal], folds.words)
+    shrinkage, principal, best = best_of(value, shrinkages, numbers)
+    return Fit(name, shrinkage, principal, limits.dim, best, folds.words)
 
 
-def fitted(fit: Fit, form: ClosedForm, scatter: Scatter) -> tuple[Fit, LinearHead]:
+def best_of(
+    value: Callable[[float, int], float], shrinkages: Sequence[float], numbers: Sequence[int]
+) -> tuple[float, int, float]:
+    """The shrinkage and the number of directions with the highest value, and this value.
+
+    The best shrinkage hardly depends on the number of directions: first the one is chosen, then the other.
+
+    Args:
+        value: of a shrinkage and a number of directions.
+        shrinkages: that are tried, with the first number of directions.
+        numbers: of directions that are tried.
+
+    Example:
+        >>> best_of(lambda shrinkage, principal: shrinkage / principal, [0.1, 0.5], [4, 2, 1])
+        (0.5, 1, 0.5)
+    """
+    values = {(shrinkage, numbers[0]): value(shrinkage, numbers[0]) for shrinkage in shrinkages}
+    best = max(values, key=values.__getitem__)[0]
+    values |= {(best, principal): value(best, principal) for principal in numbers[1:]}
+    best, principal = max(values, key=values.__getitem__)
+    return best, principal, values[best, principal]
+
+
+def fitted(
+    fit: Fit, form: ClosedForm, scatter: Scatter, projection: LinearHead | None = None
+) -> tuple[Fit, LinearHead]:
     """Fit a chosen head on the sums over all its images.
+
+    Args:
+        fit: what was chosen.
+        form: the closed form.
+        scatter: the sums.
+        projection: the sums are over what it makes of the features; None: over the features.
 
     Returns:
         What was fitted, and the head with the length of a new one.
@@ -254,7 +331,8 @@ def fitted(fit: Fit, form: ClosedForm, scatter: Scatter) -> tuple[Fit, LinearHea
     if fit.name == UNTRAINED:
         head = form.form(0.0, None)(scatter)
     else:
-        head = _head(form, fit.shrinkage, min(fit.principal or scatter.width, scatter.width), fit.dim, scatter).scaled()
+        head = _head(form, fit.shrinkage, min(fit.principal or scatter.width, scatter.width), fit.dim, scatter)
+        head = (head if projection is None else head.after(*projection)).scaled()
     seconds = round(fit.seconds + time.process_time() - started, 2)
     counts = fit._replace(images=scatter.images, classes=scatter.classes, single=scatter.single)
     return counts._replace(seconds=seconds), head
@@ -269,24 +347,18 @@ def compute_head(
         context: what the parts of the run share.
         encoder: its backbone computes the features.
         training: the images that the head is fitted on.
-        held_out: the classes that choose; None: there are none.
+        held_out: the classes that choose; None: folds of the training classes do.
         fit: what an earlier fit on fewer classes chose; None: it is chosen now.
     """
     chosen = chosen_form(context.recipe)
     if chosen is None:
         return None
     name, form = chosen
-    known = unit_features(embed_features(context, encoder, training, "training images"))
-    started = time.process_time()
-    if fit is None:
-        others = None
-        if held_out is not None:
-            others = unit_features(embed_features(context, encoder, held_out, "held-out classes"))
-        started = time.process_time()
-        folds = make_folds(known, others, context.recipe.seed)
-        fit = choose(name, form, folds, Limits.of(context.recipe, encoder.width))
-    scatter = scatter_of([known])
-    fit, head = fitted(fit._replace(seconds=time.process_time() - started), form, scatter)
+    known, others = unit_features(embed_features(context, encoder, training, "training images")), None
+    if fit is None and held_out is not None:
+        others = unit_features(embed_features(context, encoder, held_out, "held-out classes"))
+    (computed,) = _computed({name: form}, known, others, Limits.of(context.recipe, encoder.width), context, fit)
+    fit, head = computed
     if context.recipe.train.start is not None:
         head = head.widened(start_dim(context.recipe, encoder.width))
     return fit, head
@@ -297,8 +369,8 @@ def closed_form_rows(
 ) -> ClosedFormScores:
     """The scores of the closed forms on features of the untrained backbone.
 
-    On the unseen classes each is fitted on all known classes; as a candidate (`runs.simplest`), on those that are not
-    held out.
+    On the unseen classes each is chosen on folds of all known classes and fitted on them; as a candidate
+    (`runs.simplest`), it is fitted on those that are not held out.
 
     Args:
         context: what the parts of the run share.
@@ -332,30 +404,59 @@ def _closed_form_scores(
     context: RunContext, encoder: Encoder, training: ImageSet, held_out: ImageSet | None, unseen: EmbeddedSet
 ) -> ClosedFormScores:
     """The scores of `closed_form_rows`."""
-    recipe, candidates = context.recipe, {}
+    recipe = context.recipe
     known = unit_features(embed_features(context, encoder, training, "training images"))
     others = None
     if held_out is not None:
         others = unit_features(embed_features(context, encoder, held_out, "held-out classes"))
-        candidates[UNTRAINED] = others
-    parts = [known] if others is None or held_out is unseen.images else [known, others]
-    rows: dict[str, dict[str, float]] = {}
-    folds, scatter = make_folds(known, others, recipe.seed), scatter_of(parts)
+    # Held-out classes that are scored choose at most, and no row is fitted on them.
+    parts, chosen_by = [known], others
+    if others is not None and held_out is not unseen.images:
+        parts, chosen_by = [known, others], None
     limits = Limits.of(recipe, encoder.width)._replace(starts=False)
-    if limits.dim is not None and limits.dim < encoder.width:
-        candidates.clear()  # the untrained features have more dimensions than the recipe names
-    for name in (name for name in ROWS if name != recipe.method):
-        form = closed_form(name)
-        assert form is not None
-        fit = choose(name, form, folds, limits)
-        vectors = fitted(fit, form, scatter)[1](unit_features(unseen).vectors)
-        rows[name] = score(unseen._replace(vectors=vectors), recipe.train.metrics)
-        if others is not None:
-            head = fitted(fit, form, scatter_of([known]))[1]
-            candidates[name] = others._replace(vectors=head(others.vectors))
+    forms = {name: form for name in ROWS if name != recipe.method and (form := closed_form(name)) is not None}
+    features = unit_features(unseen).vectors
+    rows = {}
+    for fit, head in _computed(forms, known if len(parts) == 1 else joined(parts), chosen_by, limits, context):
+        rows[fit.name] = score(unseen._replace(vectors=head(features)), recipe.train.metrics)
     if others is None or not may_keep_another(recipe):
         return ClosedFormScores(rows, None)
+    # The untrained features may have more dimensions than the recipe names.
+    candidates = {} if limits.dim is not None and limits.dim < encoder.width else {UNTRAINED: others}
+    for fit, head in _computed(forms, known, others, limits, context):
+        candidates[fit.name] = others._replace(vectors=head(others.vectors))
     return ClosedFormScores(rows, held_out_scores(deciding_metric(recipe.train.monitor), candidates))
+
+
+def _computed(
+    forms: Mapping[str, ClosedForm],
+    known: EmbeddedSet,
+    others: EmbeddedSet | None,
+    limits: Limits,
+    context: RunContext,
+    chosen: Fit | None = None,
+) -> list[tuple[Fit, LinearHead]]:
+    """Choose closed forms and fit them.
+
+    Args:
+        forms: by name.
+        known: features of length 1 that they are fitted on.
+        others: those of classes that choose; None: folds of the known classes choose.
+        limits: which heads are candidates.
+        context: what the parts of the run share.
+        chosen: what was chosen earlier; None: it is chosen now.
+    """
+    started, projection, folds = time.process_time(), None, Folds([], "", known.vectors.shape[1])
+    if UNTRAINED not in forms:
+        known, projection = reduced(known, max(MAX_REDUCED, limits.most))
+        if chosen is None:
+            folds = make_folds(known, None if others is None else projected(others, projection), context.recipe.seed)
+    scatter, computed = scatter_of([known]), []
+    for name, form in forms.items():
+        fit = chosen or choose(name, form, folds, limits)
+        computed.append(fitted(fit._replace(seconds=time.process_time() - started), form, scatter, projection))
+        started = time.process_time()
+    return computed
 
 
 def subset_of(embedded: EmbeddedSet, rows: np.ndarray) -> EmbeddedSet:
@@ -363,7 +464,7 @@ def subset_of(embedded: EmbeddedSet, rows: np.ndarray) -> EmbeddedSet:
     return embedded._replace(vectors=embedded.vectors[torch.from_numpy(rows)], kept=embedded.kept[rows])
 
 
-def _principal(name: str, width: int, limits: Limits) -> list[int]:
+def principal_numbers(name: str, width: int, limits: Limits) -> list[int]:
     """The numbers of principal directions that are tried."""
     if limits.dim is not None and name != "lda":
         return [limits.dim]

@@ -84,6 +84,7 @@ def result_of_training(
         rates=first_rates(trainer.optimizer, trainer.learner.criterion, trainer.options),
         **cost(context, training),
         auto=choice,
+        closed_form=training.facts.closed_form,
         epochs=trainer.passed,
         chosen_epoch=chosen["epoch"],
         chosen_step=chosen["step"],
@@ -91,6 +92,20 @@ def result_of_training(
         validation=chosen,
         curve=trainer.curve,
     )
+
+
+def result_of_refit(context: RunContext, training: Training, images: ImageSet, epochs: float) -> dict[str, Any]:
+    """The entry `refit` of a result.
+
+    Args:
+        context: what the parts of the run share.
+        training: the finished refit.
+        images: that it was trained on.
+        epochs: of it.
+    """
+    refit = {"epochs": epochs, "images": readable(context, images), "classes": len(images.classes)}
+    computed = training.facts.closed_form
+    return refit | cost(context, training) | ({} if computed is None else {"closed_form": computed})
 
 
 def cost(context: RunContext, training: Training) -> dict[str, Any]:

@@ -278,6 +278,8 @@ def _choosing_classes(result: Result) -> str:
 def _notes(result: Result) -> list[str]:
     """The sentences under the table."""
     notes = [] if result.closed_form is None else [str(Fit(**result.closed_form))]
+    if result.refit is not None and "closed_form" in result.refit:
+        notes.append(f"refitted: {Fit(**result.refit['closed_form'])}")
     if result.kept is not None:
         notes.append(str(Kept(**result.kept)))
     if result.whiten is not None:

@@ -68,6 +68,7 @@ class Result:
             of earlier versions lack it.
         auto: how `--method auto` chose the method, see `runs.auto_method.Choice`; None if the user named it.
         closed_form: how the head was computed before training, see `runs.closed_form.Fit`; None for a random head.
+            `refit` has the same entry for the head that was fitted on all known classes.
         kept: which model is the run's best, see `runs.clear_gain.Kept`; None where no simpler one was a candidate.
         whiten: the whitening behind the trained head, see `runs.whiten.Whitened`; None without `train.whiten`.
         refit: epochs, images, classes and cost of the training on all classes; None without a refit.

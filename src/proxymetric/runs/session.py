@@ -47,7 +47,7 @@ from proxymetric.runs.divergence import check_trained
 from proxymetric.runs.fewer_classes import among_fewer
 from proxymetric.runs.mean_cosine import cosine_meter
 from proxymetric.runs.recipe import Recipe
-from proxymetric.runs.records import cost, describe_run, readable, result_of_training
+from proxymetric.runs.records import describe_run, readable, result_of_refit, result_of_training
 from proxymetric.runs.report import draw_report
 from proxymetric.runs.result import Result
 from proxymetric.runs.same_everywhere import check_images
@@ -210,7 +210,6 @@ class RunSession:
             if result.whiten is not None and result.whiten["kept"]:
                 fit, step = Fit(**result.whiten["fit"]), result.refit["steps"]
                 whiten_run(self.context, self.folder / REFIT, learner, training_images, None, step, fit)
-        result.closed_form = None if self.fit is None else self.fit.as_dict()
         for bad_images in world.gather(dict(self.context.bad))[1:]:
             for title, reason in bad_images.items():
                 self.context.on_bad(title, reason)
@@ -359,7 +358,9 @@ class RunSession:
         context, random_state = self.context, torch.get_rng_state()
         encoder.to(context.device)
         held_out = validation if self.recipe.protocol == "held-out" else None
-        compute = functools.partial(compute_head, context, encoder, training, held_out, self.fit)
+        # A method in closed form that is fitted on all known classes chooses again, on folds of them.
+        earlier = None if self.recipe.method in CLOSED_FORMS else self.fit
+        compute = functools.partial(compute_head, context, encoder, training, held_out, earlier)
         computed = context.world.from_first(compute)
         torch.set_rng_state(random_state)
         if computed is not None:
@@ -494,8 +495,7 @@ class RunSession:
         world.wait()
         training = self._begin(folder, all_images, None, images, None, stop_after=epochs)
         training.trainer.run()
-        refit = {"epochs": epochs, "images": readable(self.context, all_images), "classes": len(all_images.classes)}
-        refit |= cost(self.context, training)
+        refit = result_of_refit(self.context, training, all_images, epochs)
         if world.first:
             write_json(folder / "result.json", refit)
         return training.trainer.learner, all_images, refit

@@ -47,5 +47,6 @@ def result_lines(result: Result) -> str:
         lines.append(f"images that could not be read and were left out: {len(result.bad_images)} (see result.json)")
     if result.refit:
         epochs = f", epochs: {round(result.refit['epochs'], 2)}" if result.refit["epochs"] else ""
-        lines.append(f"refitted on all {result.refit['classes']} classes{epochs}")
+        computed = f": {Fit(**result.refit['closed_form'])}" if "closed_form" in result.refit else ""
+        lines.append(f"refitted on all {result.refit['classes']} classes{epochs}{computed}")
     return "\n".join([*lines, *remarks(result), *result_sentences(result)])

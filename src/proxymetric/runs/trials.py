@@ -1,7 +1,8 @@
 """Trials of `--method auto`: candidates on the features of a backbone, scored on folds of the known classes.
 
 A fold is a set of classes that a candidate is scored on; it learns from the other ones, the inner classes. What it
-chooses for itself, such as a shrinkage or an epoch, it chooses among the inner classes, too.
+chooses for itself, such as a shrinkage or an epoch, is never chosen by scores on the fold: a closed form takes the
+shrinkage that is best on the other folds of the division, a trained head the epoch that is best on some inner classes.
 """
 
 from __future__ import annotations
@@ -14,23 +15,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxymetric.closed_forms import LinearHead
-from proxymetric.data import ImageSet
+from proxymetric.closed_forms import LinearHead, Scatter
 from proxymetric.data.splits import some_classes
 from proxymetric.encoders import Encoder
 from proxymetric.encoders.head import make_head
 from proxymetric.papers import CLOSED_FORMS, closed_form
-from proxymetric.papers.closed_form import UNTRAINED
+from proxymetric.papers.closed_form import UNTRAINED, ClosedForm
 from proxymetric.runs import recipe as recipes
 from proxymetric.runs.assemble import FeatureFeed, RunContext, make_batches, make_learner
 from proxymetric.runs.closed_form import (
-    MAX_PRINCIPAL,
+    MAX_REDUCED,
     Fit,
     Folds,
     Limits,
+    best_of,
     choose,
     fitted,
     make_folds,
+    principal_numbers,
+    reduced,
     scatter_of,
     start_dim,
     subset_of,
@@ -50,7 +53,7 @@ MAX_FOLDS = 4
 MAX_IMAGES = 4_000
 """whole classes are left out of the trials beyond this number"""
 MAX_PCA_IMAGES = 1_000
-"""images that give the principal directions of features of more than `MAX_PRINCIPAL` dimensions"""
+"""images that give the principal directions of features of more than `MAX_REDUCED` dimensions"""
 TRIAL_SHRINKAGES = (0.1, 0.3, 0.7)
 """a closed form chooses among fewer shrinkages than in a run, which costs less than half"""
 INNER_FOLDS, FEWER_FOLDS = 3, 2
@@ -90,18 +93,6 @@ class Candidate(NamedTuple):
         return {"method": self.method} | ({} if self.start is None else {"train": {"start": self.start}})
 
 
-def joined(parts: Sequence[EmbeddedSet]) -> EmbeddedSet:
-    """Features of several sets as one set without pixels; classes of the same name are one class."""
-    names = {
-        name: number for number, name in enumerate(dict.fromkeys(n for part in parts for n in part.images.classes))
-    }
-    labels = np.concatenate(
-        [np.array([names[name] for name in part.images.classes])[part.labels.numpy()] for part in parts]
-    )
-    images = ImageSet("known classes", labels, list(names), arrays=np.empty((len(labels), 1, 1), np.uint8))
-    return EmbeddedSet(images, torch.cat([part.vectors for part in parts]), np.arange(len(labels)))
-
-
 def several_images(known: EmbeddedSet) -> np.ndarray:
     """The classes of two images or more: only they can be scored."""
     return np.flatnonzero(np.bincount(known.labels.numpy()) > 1)
@@ -112,10 +103,16 @@ def some_of(known: EmbeddedSet, seed: int) -> EmbeddedSet:
     return subset_of(known, some_classes(known.labels.numpy(), MAX_IMAGES, seed, fewest=MIN_CLASSES))
 
 
-def outer_folds(known: EmbeddedSet, seed: int) -> list[Task]:
-    """Divide the classes into folds of at least two classes that can be scored; all folds are of one division."""
+def outer_folds(known: EmbeddedSet, seed: int, division: int = 0) -> list[Task]:
+    """Divide the classes into folds of at least two classes that can be scored.
+
+    Args:
+        known: features of the known classes.
+        seed: of all that is drawn.
+        division: its number; each is another one.
+    """
     labels, classes = known.labels.numpy(), several_images(known)
-    order = np.random.default_rng([seed, len(classes), 2]).permutation(classes)
+    order = np.random.default_rng([seed, len(classes), 2, division]).permutation(classes)
     folds = min(MAX_FOLDS, len(classes) // 2)
     tasks = []
     for number in range(folds):
@@ -139,7 +136,9 @@ class Task:
     scored: EmbeddedSet
     seed: int
     _fits: dict[str, Fit] = field(default_factory=dict)
-    _unit: tuple[EmbeddedSet, LinearHead] | None = None
+    _values: dict[Fit, Tensor] = field(default_factory=dict)
+    _scatter: Scatter | None = None
+    _unit: tuple[EmbeddedSet, LinearHead | None] | None = None
     _folds: Folds | None = None
 
     def values(self, vectors: Tensor) -> Tensor:
@@ -161,32 +160,57 @@ class Task:
         """
         form = closed_form(name, recipe.loss if name == recipe.method else {})
         assert form is not None
-        reduced, projection = self._reduced()
+        features, projection = self._reduced()
         if name not in self._fits:
             if self._folds is None:
-                self._folds = make_folds(reduced, None, self.seed, _inner_folds(reduced))
-            limits = Limits.of(recipe, self.inner.vectors.shape[1])
-            most = reduced.vectors.shape[1]
-            limits = limits._replace(dim=limits.dim and min(limits.dim, most), most=min(limits.most, most))
-            self._fits[name] = choose(name, form, self._folds, limits, TRIAL_SHRINKAGES)
-        scatter = scatter_of([reduced], None if rows is None else [rows])
-        return fitted(self._fits[name], form, scatter)[1].after(*projection)
+                self._folds = make_folds(features, None, self.seed, _inner_folds(features))
+            self._fits[name] = choose(name, form, self._folds, self._limits(recipe), TRIAL_SHRINKAGES)
+        scatter = scatter_of([features], None if rows is None else [rows])
+        return fitted(self._fits[name], form, scatter, projection)[1]
 
-    def _reduced(self) -> tuple[EmbeddedSet, LinearHead]:
-        """The inner features of length 1 in at most `MAX_PRINCIPAL` principal directions, and the map to these."""
+    def computed_values(self, name: str, recipe: Recipe, others: Sequence[Task]) -> Tensor:
+        """MAP@R of each query of the scored classes, by a closed form that other folds choose.
+
+        Args:
+            name: of the closed form.
+            recipe: says how many dimensions it may have, and perhaps its shrinkage.
+            others: the other folds of the division. The heads that choose know classes of this fold, but are not scored
+                on them.
+        """
+        form = closed_form(name, recipe.loss if name == recipe.method else {})
+        assert form is not None
+        limits = self._limits(recipe)
+        shrinkages = (form.shrinkage,) if isinstance(form.shrinkage, float) else TRIAL_SHRINKAGES
+        width = min(min(task._reduced()[0].vectors.shape[1], len(task.inner.kept) - 1) for task in (self, *others))
+
+        def fit(shrinkage: float, principal: int) -> Fit:
+            return Fit(name, shrinkage, principal, limits.dim, None, "")
+
+        def score(shrinkage: float, principal: int) -> float:
+            return float(torch.cat([task._values_of(fit(shrinkage, principal), form) for task in others]).mean())
+
+        shrinkage, principal, _ = best_of(score, shrinkages, principal_numbers(name, width, limits))
+        return self._values_of(fit(shrinkage, principal), form)
+
+    def _values_of(self, fit: Fit, form: ClosedForm) -> Tensor:
+        """MAP@R of each query of the scored classes, by a closed form of the inner features."""
+        if fit not in self._values:
+            features, projection = self._reduced()
+            self._scatter = self._scatter or scatter_of([features])
+            head = fitted(fit, form, self._scatter, projection)[1]
+            self._values[fit] = self.values(head(unit_features(self.scored).vectors))
+        return self._values[fit]
+
+    def _limits(self, recipe: Recipe) -> Limits:
+        """Which closed forms of the reduced features are candidates."""
+        limits, most = Limits.of(recipe, self.inner.vectors.shape[1]), self._reduced()[0].vectors.shape[1]
+        return limits._replace(dim=limits.dim and min(limits.dim, most), most=min(limits.most, most))
+
+    def _reduced(self) -> tuple[EmbeddedSet, LinearHead | None]:
+        """The inner features of length 1 in at most `MAX_REDUCED` principal directions, and the map to these."""
         if self._unit is None:
-            features = unit_features(self.inner)
-            width = features.vectors.shape[1]
-            if width <= MAX_PRINCIPAL:
-                same = LinearHead(torch.eye(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64))
-                self._unit = features, same
-            else:
-                rows = np.random.default_rng(self.seed).permutation(len(features.kept))[:MAX_PCA_IMAGES]
-                sample = features.vectors[torch.from_numpy(rows)].double()
-                mean = sample.mean(0)
-                directions = torch.linalg.svd(sample - mean, full_matrices=False)[2][:MAX_PRINCIPAL]
-                projection = LinearHead(directions, -directions @ mean)
-                self._unit = features._replace(vectors=projection(features.vectors)), projection
+            rows = np.random.default_rng(self.seed).permutation(len(self.inner.kept))[:MAX_PCA_IMAGES]
+            self._unit = reduced(unit_features(self.inner), MAX_REDUCED, rows)
         return self._unit
 
 
@@ -205,7 +229,9 @@ def tried_recipe(recipe: Recipe, candidate: Candidate) -> Recipe:
     return recipes.check(recipes.merged(recipe.changed, candidate.settings()))
 
 
-def run_trial(context: RunContext, encoder: Encoder, recipe: Recipe, task: Task, epochs: int) -> Tensor:
+def run_trial(
+    context: RunContext, encoder: Encoder, recipe: Recipe, task: Task, epochs: int, others: Sequence[Task] = ()
+) -> Tensor:
     """MAP@R of each query of a fold, by one candidate.
 
     Args:
@@ -214,12 +240,16 @@ def run_trial(context: RunContext, encoder: Encoder, recipe: Recipe, task: Task,
         recipe: of the run that the candidate would be.
         task: the fold.
         epochs: of a candidate that is trained.
+        others: the other folds of the division, which choose the shrinkage of a closed form; none: folds of the inner
+            classes do.
 
     Raises:
         ValueError: the candidate cannot learn from these images.
     """
     if recipe.method == UNTRAINED:
         return task.values(task.scored.vectors)
+    if recipe.method in CLOSED_FORMS and others:
+        return task.computed_values(recipe.method, recipe, others)
     if recipe.method in CLOSED_FORMS:
         return task.values(task.head(recipe.method, recipe)(unit_features(task.scored).vectors))
     return _train_head(context, encoder, recipe, task, epochs)
@@ -288,5 +318,5 @@ def _set_head(encoder: Encoder, recipe: Recipe, task: Task, rows: np.ndarray) ->
     ).to(encoder.mean.device)  # fmt: skip
     encoder.dim = encoder.config["dim"] = dim
     if recipe.train.start is not None:
-        computed = task.head(recipe.train.start, recipe, rows).scaled().widened(start_dim(recipe, encoder.width))
+        computed = task.head(recipe.train.start, recipe, rows).widened(start_dim(recipe, encoder.width))
         encoder.set_head(computed.weight, computed.bias)
